@@ -1,0 +1,41 @@
+"""Refusals that several modules share, each a sentence with what was given, what is allowed and the fix."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def require_positive(value: object, name: str) -> int:
+    """An int of at least 1, or an error that shows it."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} must be an int, got {value!r} ({type(value).__name__}).")
+    if value < 1:
+        raise ValueError(f"{name}={value}: must be at least 1.")
+    return value
+
+
+def require_number(value: object, name: str, *, low: float, high: float = math.inf) -> float:
+    """A finite number in ``(low, high)``, or an error that shows it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__}).")
+    if not (low < value < high):
+        bound = f"greater than {low:g}" + ("" if high == math.inf else f" and less than {high:g}")
+        raise ValueError(f"{name}={value}: must be {bound}.")
+    return float(value)
+
+
+def require_integer_indices(index: Tensor, name: str = "index") -> None:
+    """Indices are int32 or int64, as ``torch.nn.Embedding`` asks."""
+    if not isinstance(index, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(index).__name__}; use torch.as_tensor(...).")
+    if index.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"{name} must be int32 or int64, got {str(index.dtype)[6:]}; convert it with .long().")
+
+
+def require_float_dtype(dtype: torch.dtype) -> None:
+    """Tables hold floating-point numbers."""
+    if not dtype.is_floating_point:
+        raise TypeError(f"dtype={dtype}: a table holds floating-point numbers, for instance torch.float32.")

@@ -1,0 +1,186 @@
+r"""A chain of cores, open (tensor train) or closed (tensor ring), and its plain differentiable arithmetic.
+
+The k-th core :math:`\mathcal{G}^{(k)} \in \mathbb{R}^{R_{k-1} \times I_k \times J_k \times R_k}` of the paper is
+stored slice by slice, as ``(I_k, R_{k-1}, J_k, R_k)``: a digit of a row number picks one contiguous block, and
+multiplying by it is one matrix product. A row of the table is
+
+.. math:: E[(i_1 \dots i_N), (j_1 \dots j_N)] = \mathrm{tr}\; G^{(1)}[i_1, j_1] \cdots G^{(N)}[i_N, j_N],
+
+where the trace is void for a train (:math:`R_0 = R_N = 1`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+
+import torch
+from torch import Tensor
+
+from tensorbed.indexing import digits
+
+Cores = Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Sizes of a chain: ``rows`` are the real ones, ``prod(row_factors)`` the padded ones."""
+
+    rows: int
+    row_factors: tuple[int, ...]  # (I_1, ..., I_N)
+    col_factors: tuple[int, ...]  # (J_1, ..., J_N)
+    ranks: tuple[int, ...]  # (R_0, ..., R_N), R_0 == R_N
+
+    @property
+    def order(self) -> int:
+        return len(self.row_factors)
+
+    @cached_property
+    def cols(self) -> int:
+        return prod(self.col_factors)
+
+    @property
+    def joint(self) -> int:
+        """``R_0 = R_N``: 1 for a train, the width of the joint for a ring."""
+        return self.ranks[0]
+
+    def core_shape(self, k: int) -> tuple[int, int, int, int]:
+        """Stored shape of core ``k`` (from 0): ``(I_k, R_{k-1}, J_k, R_k)``."""
+        return (self.row_factors[k], self.ranks[k], self.col_factors[k], self.ranks[k + 1])
+
+    def width(self, k: int) -> int:
+        """Rows of the left product that core ``k`` (from 1) multiplies: the joint, except at the last core."""
+        made = prod(self.col_factors[:k])
+        return made if k == self.order - 1 else made * self.joint
+
+    def inner(self, k: int) -> int:
+        """Length of the sums at core ``k`` (from 1): closing a ring sums over the joint too."""
+        return self.ranks[k] * (self.joint if k == self.order - 1 else 1)
+
+    def outer(self, k: int) -> int:
+        """Columns of a slice of core ``k`` (from 1) as a matrix."""
+        return self.col_factors[k] * (1 if k == self.order - 1 else self.ranks[k + 1])
+
+    def packed(self) -> list[int]:
+        """All sizes in one list, for operators that take numbers only."""
+        return [self.rows, *self.row_factors, *self.col_factors, *self.ranks]
+
+    @classmethod
+    def unpacked(cls, sizes: Sequence[int]) -> Chain:
+        """The inverse of :meth:`packed`."""
+        n = (len(sizes) - 2) // 3
+        return cls(sizes[0], tuple(sizes[1 : n + 1]), tuple(sizes[n + 1 : 2 * n + 1]), tuple(sizes[2 * n + 1 :]))
+
+    # A level takes left products (n, width, inner) to (n, width, outer); below are the views and, for the ring's
+    # last level only, the one reordering between how tensors are kept and how they are multiplied.
+
+    def slices(self, core: Tensor, k: int) -> Tensor:
+        """Core ``k`` as one matrix a digit: ``(I_k, R_{k-1}, J_k, R_k) -> (I_k, inner, outer)``."""
+        if k == self.order - 1:
+            core = core.permute(0, 3, 1, 2)
+        return core.reshape(self.row_factors[k], self.inner(k), self.outer(k))
+
+    def unslice(self, slices: Tensor, k: int) -> Tensor:
+        """The inverse of :meth:`slices`."""
+        i, left, j, right = self.core_shape(k)
+        if k == self.order - 1:
+            return slices.reshape(i, right, left, j).permute(0, 2, 3, 1)
+        return slices.reshape(i, left, j, right)
+
+    def closed(self, left: Tensor, k: int) -> Tensor:
+        """Left products ready for core ``k``: ``(n, R_0 * M, R_{k-1}) -> (n, width, inner)``."""
+        if k < self.order - 1 or self.joint == 1:
+            return left
+        n, m, r = left.shape[0], self.width(k), self.ranks[k]
+        return left.reshape(n, self.joint, m, r).transpose(1, 2).reshape(n, m, self.joint * r)
+
+    def opened(self, grad: Tensor, k: int) -> Tensor:
+        """The inverse of :meth:`closed`, for gradients."""
+        if k < self.order - 1 or self.joint == 1:
+            return grad
+        n, m, r = grad.shape[0], self.width(k), self.ranks[k]
+        return grad.reshape(n, m, self.joint, r).transpose(1, 2).reshape(n, self.joint * m, r)
+
+    def first(self, core: Tensor) -> Tensor:
+        """Slices of the first core as left products: ``(n, R_0, J_1, R_1) -> (n, R_0 * J_1, R_1)``."""
+        return core.reshape(core.shape[0], -1, self.ranks[1])
+
+    def after(self, product: Tensor, k: int) -> Tensor:
+        """What level ``k`` made, as left products of the next: ``(n, width, J_k * R_k) -> (n, width * J_k, R_k)``."""
+        return product.reshape(product.shape[0], -1, self.ranks[k + 1])
+
+
+def take(chain: Chain, cores: Cores, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+    """Rows by one gathered slice and one small product a core and row: any device, any dtype, any derivative."""
+    digit = digits(index, chain.row_factors)
+    left = chain.first(cores[0].index_select(0, digit[0]))
+    for k in range(1, chain.order):
+        right = chain.slices(cores[k], k).index_select(0, digit[k])
+        product = torch.bmm(chain.closed(left, k), right)
+        left = product if k == chain.order - 1 else chain.after(product, k)
+    return left.reshape(-1, chain.cols)
+
+
+def full(chain: Chain, cores: Cores) -> Tensor:  # -> (rows, cols)
+    """The whole table, one matrix product a core."""
+    left = chain.first(cores[0])
+    for k in range(1, chain.order):
+        matrix = chain.slices(cores[k], k).transpose(0, 1).reshape(chain.inner(k), -1)
+        left = chain.closed(left, k)
+        n, m, _ = left.shape
+        product = (left.reshape(n * m, -1) @ matrix).reshape(n, m, chain.row_factors[k], chain.outer(k))
+        product = product.transpose(1, 2).reshape(n * chain.row_factors[k], m, chain.outer(k))
+        left = product if k == chain.order - 1 else chain.after(product, k)
+    return left.reshape(-1, chain.cols)[: chain.rows]
+
+
+def sum_of_squares(chain: Chain, cores: Cores) -> Tensor:  # -> ()
+    """Squared Frobenius norm of the real rows, by transfer matrices: no table, and no padded row counted.
+
+    From the last core to the first two states are carried: ``whole``, the sum over every row of the suffix, and
+    ``part``, the sum over those below the suffix of ``rows``. A digit below that of ``rows`` frees the rest.
+    """
+    # A ring's transfers are R^2 x R^2; beyond rank 32 single precision is exact enough and twice as fast.
+    dtype = torch.float64 if chain.joint * max(chain.ranks) <= 1024 else torch.float32
+    states = chain.joint**2
+    whole = torch.eye(states, dtype=dtype, device=cores[0].device)
+    part = torch.zeros_like(whole)
+    bound = _digits_of_bound(chain)
+    for k in reversed(range(chain.order)):
+        core = cores[k].detach().to(dtype)
+        below, at = core[: bound[k]], core[bound[k] : bound[k] + 1]
+        lower = _transfer(below, whole)
+        part = lower + _transfer(at, part)
+        whole = lower + _transfer(core[bound[k] :], whole)
+    # rows == the padded size has no digits of its own: its bound is one past the end and everything lies below.
+    total = whole if chain.rows == prod(chain.row_factors) else part
+    return total.diagonal().sum()
+
+
+def _digits_of_bound(chain: Chain) -> list[int]:
+    rest, found = chain.rows, []
+    for factor in reversed(chain.row_factors):
+        rest, digit = divmod(rest, factor)
+        found.append(digit)
+    return found[::-1]
+
+
+def _transfer(core: Tensor, state: Tensor) -> Tensor:  # (i, R, j, R'), (R'^2, S) -> (R^2, S)
+    """``sum_{i,j} (G[i,j] kron G[i,j]) @ state``, by the cheaper of forming that sum and applying each term."""
+    _, left, _, right = core.shape
+    mats = core.transpose(1, 2).reshape(-1, left, right)
+    n, s = mats.shape[0], state.shape[1]
+    if n * left * right * (left + right) * s > (left * right) ** 2 * (n + s):
+        flat = mats.reshape(n, left * right)
+        kron = (flat.T @ flat).reshape(left, right, left, right).transpose(1, 2).reshape(left**2, right**2)
+        return kron @ state
+    total = state.new_zeros(left, left, s)
+    cube = state.reshape(right, right * s)
+    chunk = max(1, 2**24 // (left * right * s))
+    for start in range(0, n, chunk):
+        part = mats[start : start + chunk]
+        half = (part @ cube).reshape(-1, left, right, s)  # sum over the first right bond
+        total += torch.einsum("nabs,ncb->acs", half, part)
+    return total.reshape(left**2, s)

@@ -1,0 +1,52 @@
+"""Counted cost of each executor, in units of one multiply-add of a large product.
+
+The counts are exact; what a copied number and a call are worth in multiply-adds was measured on x86-64 CPUs with
+``make bench`` and holds within a factor of two across the workloads there, which is enough to choose by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from tensorbed.contraction.chain import Chain
+
+_COPY = 24  # moving one number through memory
+_CALL = 150_000  # one tensor operation: dispatch, allocation
+_GROUP = 120_000  # one more group in a grouped product
+_THIN = 3  # a product too small to fill the machine, against a large one
+
+
+def per_row(chain: Chain, counts: Sequence[int]) -> int:
+    """A gathered slice and a thin product a prefix, level by level."""
+    total = 0
+    for k in range(1, chain.order):
+        left, slice_size, out = _sizes(chain, k)
+        total += counts[k] * (_COPY * (left + 2 * slice_size + out) + _THIN * left * chain.outer(k)) + 6 * _CALL
+    return total
+
+
+def grouped(chain: Chain, counts: Sequence[int]) -> int:
+    """A gathered left product a prefix, and one product a group."""
+    total = 0
+    for k in range(1, chain.order):
+        left, _, out = _sizes(chain, k)
+        groups = min(counts[k], chain.row_factors[k])
+        total += counts[k] * (_COPY * (left + out) + left * chain.outer(k)) + groups * _GROUP + 14 * _CALL
+    return total
+
+
+def whole_table(chain: Chain, indices: int) -> int:
+    """Every padded row once, by large products, and the gathered rows."""
+    total, prefixes = 0, chain.row_factors[0]
+    for k in range(1, chain.order):
+        prefixes *= chain.row_factors[k]
+        left, _, out = _sizes(chain, k)
+        total += prefixes * (left * chain.outer(k) + _COPY * 2 * out) + 6 * _CALL
+    return total + _COPY * indices * prod(chain.col_factors)
+
+
+def _sizes(chain: Chain, k: int) -> tuple[int, int, int]:
+    """Numbers in a left product, a slice and a product at level ``k``."""
+    width, inner, outer = chain.width(k), chain.inner(k), chain.outer(k)
+    return width * inner, inner * outer, width * outer

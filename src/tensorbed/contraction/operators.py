@@ -1,0 +1,121 @@
+"""Rows of a chain under autograd and ``torch.compile``.
+
+Eagerly an autograd function keeps the plan and the left products between forward and backward. Under ``torch.compile``
+the same executors sit behind ``torch.library`` operators, because the plan's sizes depend on the data; there backward
+makes the plan again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tensorbed.contraction.chain import Chain, Cores, take
+from tensorbed.contraction.executors import EXECUTORS, choose
+from tensorbed.dispatch import full_precision, is_traced
+
+IMPLS = ("auto", "reference", *EXECUTORS)
+
+
+def chain_rows(chain: Chain, cores: Cores, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
+    """Rows by the named executor, differentiable in the cores. ``index`` is int64 and in range."""
+    if impl == "reference" or index.is_meta:
+        return take(chain, cores, index)
+    if is_traced(index):
+        traced: Tensor = _rows_op(index, list(cores), chain.packed(), impl)
+        return traced
+    if index.numel() == 0:
+        return take(chain, cores, index)
+    if torch.is_grad_enabled() and any(core.requires_grad for core in cores):
+        rows: Tensor = _ChainRows.apply(chain, impl, index, *cores)[0]  # type: ignore[no-untyped-call]
+        return rows
+    return _Work(chain, cores, index, impl).rows(cores)
+
+
+class _Work:
+    """A chosen executor and its tape, autocast off throughout."""
+
+    def __init__(self, chain: Chain, cores: Cores, index: Tensor, impl: str) -> None:
+        self.chain = chain
+        self.executor, prefixes = choose(chain, index, impl)
+        with full_precision(index):
+            self.tape: Any = self.executor.prepare(chain, cores, index, prefixes)
+
+    def rows(self, cores: Cores) -> Tensor:
+        with full_precision(cores[0]):
+            return self.executor.rows(self.chain, cores, self.tape)
+
+    def gradients(self, cores: Cores, grad: Tensor) -> list[Tensor]:
+        with full_precision(grad):
+            return [g.contiguous() for g in self.executor.backward(self.chain, cores, self.tape, grad)]
+
+
+class _ChainRows(torch.autograd.Function):
+    @staticmethod
+    def forward(chain: Chain, impl: str, index: Tensor, *cores: Tensor) -> tuple[Tensor, _Work]:
+        work = _Work(chain, cores, index, impl)
+        return work.rows(cores), work
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, _Work]) -> None:
+        ctx.work = output[1]
+        ctx.save_for_backward(*inputs[3:])
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+        return None, None, None, *ctx.work.gradients(ctx.saved_tensors, grad)
+
+
+@torch.library.custom_op("tensorbed::chain_rows", mutates_args=())
+def _rows_op(index: Tensor, cores: Sequence[Tensor], sizes: Sequence[int], impl: str) -> Tensor:
+    chain = Chain.unpacked(sizes)
+    if index.numel() == 0:
+        return cores[0].new_empty(0, chain.cols)
+    return _Work(chain, cores, index, impl).rows(cores)
+
+
+@_rows_op.register_fake
+def _(index: Tensor, cores: Sequence[Tensor], sizes: Sequence[int], impl: str) -> Tensor:
+    return cores[0].new_empty(index.shape[0], Chain.unpacked(sizes).cols)
+
+
+@torch.library.custom_op("tensorbed::chain_rows_backward", mutates_args=())
+def _backward_op(
+    grad: Tensor,
+    index: Tensor,
+    cores: Sequence[Tensor],
+    sizes: Sequence[int],
+    impl: str,
+) -> list[Tensor]:
+    if index.numel() == 0:
+        return [torch.zeros_like(core) for core in cores]
+    return _Work(Chain.unpacked(sizes), cores, index, impl).gradients(cores, grad)
+
+
+@_backward_op.register_fake
+def _(
+    grad: Tensor,
+    index: Tensor,
+    cores: Sequence[Tensor],
+    sizes: Sequence[int],
+    impl: str,
+) -> list[Tensor]:
+    return [torch.empty_like(core, memory_format=torch.contiguous_format) for core in cores]
+
+
+def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    index, cores, ctx.sizes, ctx.impl = inputs
+    ctx.save_for_backward(index, *cores)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    index, *cores = ctx.saved_tensors
+    return None, _backward_op(grad, index, cores, ctx.sizes, ctx.impl), None, None
+
+
+_rows_op.register_autograd(_backward, setup_context=_setup_context)

@@ -1,0 +1,135 @@
+"""Tensor rings: TR-SVD (Zhao et al. 2016) for a start, then alternating least squares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tensorbed.decompose.train import ErrorBudget, balanced
+from tensorbed.decompose.truncate import truncate
+from tensorbed.progress import track
+
+SWEEPS = 20
+_ENOUGH = 1e-3  # a sweep that lowers the error by less than this fraction is the last
+_CHUNK = 2**26  # numbers in one partial contraction
+
+
+def tr_svd(
+    tensor: Tensor, ranks: Sequence[int] | None = None, bound: float | None = None
+) -> list[Tensor]:  # (n_1, ..., n_N) -> cores (R_{k-1}, n_k, R_k), R_0 = R_N
+    """Split the first unfolding's rank into ``R_0 R_1``, then cut as in a train, the joint carried along at the end."""
+    sizes, order = tensor.shape, tensor.dim()
+    budget = ErrorBudget(bound, order - 1) if bound is not None else None
+    label = "fitting a tensor ring, cut {} of " + str(order - 1)
+
+    def cut(matrix: Tensor, rank: int | None, k: int) -> tuple[Tensor, Tensor]:
+        share = budget.share() if budget is not None else None
+        found = truncate(matrix, rank=None if budget else rank, bound=share, label=label.format(k))
+        if budget is not None:
+            budget.spend(found.lost)
+        return found.left, found.right
+
+    left, right = cut(tensor.reshape(sizes[0], -1), math.prod(ranks[:2]) if ranks else None, 1)
+    joint, rank = ranks[:2] if ranks else _split(left.shape[1])
+    left, right = _widen(left, right, joint * rank)
+    cores = [left.reshape(sizes[0], joint, rank).transpose(0, 1)]
+    rest = right.reshape(joint, rank, -1).permute(1, 2, 0)  # (R_1, n_2 ... n_N, R_0)
+    for k in range(1, order - 1):
+        left, right = cut(rest.reshape(rank * sizes[k], -1), ranks[k + 1] if ranks else None, k + 1)
+        if ranks:
+            left, right = _widen(left, right, ranks[k + 1])
+        cores.append(left.reshape(rank, sizes[k], -1))
+        rest, rank = right, left.shape[1]
+    cores.append(rest.reshape(rank, sizes[-1], joint))
+    return balanced(cores)
+
+
+def _split(rank: int) -> tuple[int, int]:
+    """``R_0`` and ``R_1`` whose product holds the rank, as equal as they go."""
+    joint = math.isqrt(rank)
+    return joint, -(-rank // joint)
+
+
+def _widen(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Fill up to ``rank`` components: noise on the left against zeros on the right, for the sweeps to use."""
+    missing = rank - left.shape[1]
+    if missing <= 0:
+        return left, right
+    generator = torch.Generator(left.device).manual_seed(0)
+    noise = torch.randn(left.shape[0], missing, dtype=left.dtype, device=left.device, generator=generator)
+    filled = torch.cat([left, noise / left.shape[0] ** 0.5], 1)
+    return filled, torch.cat([right, right.new_zeros(missing, right.shape[1])])
+
+
+def improve(tensor: Tensor, cores: Sequence[Tensor], sweeps: int = SWEEPS) -> list[Tensor]:
+    """Alternating least squares: each core in turn the best for the others, so the error never grows."""
+    # The products with the tensor dominate; single precision is enough for them where the tensor is large.
+    dtype = torch.float64 if tensor.numel() <= 2**22 else torch.promote_types(tensor.dtype, torch.float32)
+    tensor = tensor.to(dtype)
+    norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
+    cores, error = [core.double() for core in cores], math.inf
+    best = cores
+    for _ in track(range(sweeps), "fitting a tensor ring, sweeps"):
+        for k in range(len(cores)):
+            seen = _seen_by(tensor, cores, k)
+            cores = [*cores[:k], _solve(_gram(cores, k), seen), *cores[k + 1 :]]
+        # At the optimum of the last core the residual is what the table has beyond its projection.
+        now = math.sqrt(max(0.0, norm - float((cores[-1] * seen).sum())))
+        if not now < error:
+            break
+        best, improved = cores, error - now
+        error = now
+        if improved < _ENOUGH * error:
+            break
+    return balanced(best)
+
+
+def _seen_by(tensor: Tensor, cores: Sequence[Tensor], k: int) -> Tensor:  # -> (R_{k-1}, n_k, R_k)
+    """The tensor contracted with every core but the k-th, from the far side of the ring, in chunks of mode k."""
+    order = len(cores)
+    others = [cores[(k + step) % order].to(tensor.dtype) for step in range(1, order)]
+    turned = tensor.permute([(k + step) % order for step in range(order)])
+    left, right = cores[k].shape[0], cores[k].shape[2]
+    most = tensor.numel() // tensor.shape[k] // turned.shape[-1] * others[-1].shape[0] * left
+    height = max(1, _CHUNK // most)
+    parts = []
+    for start in range(0, turned.shape[0], height):
+        chunk = turned[start : start + height]
+        c = chunk.shape[0]
+        # (c, n_{k+1}, ..., n_{k-1}) -> one trailing pair of bonds, absorbing a core at a time.
+        rank, n, joint = others[-1].shape
+        state = chunk.reshape(-1, n) @ others[-1].transpose(0, 1).reshape(n, rank * joint)
+        for core in reversed(others[:-1]):
+            above, n, rank = core.shape
+            state = state.reshape(-1, n * rank, joint)
+            state = core.reshape(above, n * rank) @ state
+        parts.append(state.reshape(c, right, left))
+    return torch.cat(parts).permute(2, 0, 1).double()
+
+
+def _gram(cores: Sequence[Tensor], k: int) -> Tensor:  # -> (R_{k-1} R_k, R_{k-1} R_k)
+    """Inner products of the other cores' chain, entry by entry of its ``R_k x R_{k-1}`` matrix."""
+    order = len(cores)
+    total: Tensor | None = None
+    for step in range(1, order):
+        left, n, right = cores[(k + step) % order].shape
+        flat = cores[(k + step) % order].transpose(0, 1).reshape(n, left * right)
+        pair = (flat.T @ flat).reshape(left, right, left, right).transpose(1, 2).reshape(left**2, right**2)
+        total = pair if total is None else total @ pair
+    assert total is not None
+    left, _, right = cores[k].shape
+    # total[(r_k, r_k'), (r_{k-1}, r_{k-1}')] -> [(r_{k-1}, r_k), (r_{k-1}', r_k')]
+    return total.reshape(right, right, left, left).permute(2, 0, 3, 1).reshape(left * right, left * right)
+
+
+def _solve(gram: Tensor, seen: Tensor) -> Tensor:  # (R R', R R'), (R, n, R') -> (R, n, R')
+    left, n, right = seen.shape
+    # Bonds wider than the table needs make the equations singular; a trace of ridge keeps the smallest solution.
+    ridge = 1e-12 * float(gram.diagonal().mean()) + torch.finfo(gram.dtype).tiny
+    gram = gram + ridge * torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
+    sides = seen.transpose(0, 1).reshape(n, left * right)
+    solved: Tensor = torch.linalg.solve(gram, sides.T).T
+    return solved.reshape(n, left, right).transpose(0, 1)

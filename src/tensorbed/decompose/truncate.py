@@ -1,0 +1,75 @@
+"""The best low-rank factors of a large matrix, in float64, with little memory beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tensorbed.progress import track
+
+
+@dataclass(frozen=True)
+class Truncated:
+    """``matrix ~ left @ right``.
+
+    Shape:
+        - left: ``(m, r)`` with orthonormal columns
+        - right: ``(r, n)`` with orthogonal rows, whose norms are the singular values
+        - lost: Frobenius norm of what was cut off
+    """
+
+    left: Tensor
+    right: Tensor
+    lost: float
+
+
+def truncate(
+    matrix: Tensor, *, rank: int | None = None, bound: float | None = None, label: str = "fitting"
+) -> Truncated:
+    """Cut to a rank, or to the smallest rank that loses at most ``bound`` in Frobenius norm.
+
+    The singular values come from a triangular factor gathered block by block, as exact as a full decomposition and
+    without its workspace: beside the matrix only blocks and the two factors are held.
+    """
+    wide = matrix.shape[0] <= matrix.shape[1]
+    long = matrix.T if wide else matrix  # (long side, short side)
+    _, s, vh = torch.linalg.svd(_triangular(long, label))
+    rank, lost = _cut(s, rank, bound)
+    short = vh[:rank].T  # (short side, r): orthonormal
+    if wide:
+        return Truncated(short, _multiply(long, short, label).T, lost)
+    # Orthonormalise the long factor itself: dividing by small singular values would not give it.
+    left, right = torch.linalg.qr(_multiply(long, short, label))
+    return Truncated(left, right @ short.T, lost)
+
+
+def _triangular(long: Tensor, label: str) -> Tensor:  # (m, n) -> (min(m, n), n)
+    """``R`` of a QR decomposition, from one block of rows after the other."""
+    height = max(2048, 4 * long.shape[1])
+    r = long.new_empty(0, long.shape[1], dtype=torch.float64)
+    for start in track(range(0, long.shape[0], height), f"{label}: singular values"):
+        block = long[start : start + height].to(torch.float64)
+        r = torch.linalg.qr(torch.cat([r, block]), mode="r").R
+    return r
+
+
+def _multiply(long: Tensor, short: Tensor, label: str) -> Tensor:  # (m, n), (n, r) -> (m, r) float64
+    out = short.new_empty(long.shape[0], short.shape[1])
+    height = max(2048, 2**24 // long.shape[1])
+    for start in track(range(0, long.shape[0], height), f"{label}: factors"):
+        block = long[start : start + height].to(torch.float64)
+        torch.mm(block, short, out=out[start : start + height])
+    return out
+
+
+def _cut(s: Tensor, rank: int | None, bound: float | None) -> tuple[int, float]:
+    """Rank to keep and the norm of the rest, for singular values in descending order."""
+    tail = s.square().flip(0).cumsum(0).flip(0).sqrt()  # tail[r]: lost when r are kept
+    tail = torch.cat([tail, tail.new_zeros(1)])
+    if rank is None:
+        assert bound is not None
+        rank = int((tail > bound).sum())
+    rank = max(1, min(rank, s.shape[0]))
+    return rank, float(tail[rank])

@@ -1,0 +1,50 @@
+"""Which world a call runs in: eager, traced by a compiler, or exported; and the checks that hold in each."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from tensorbed.checks import require_integer_indices
+from tensorbed.indexing import check_range
+
+
+def is_traced(tensor: Tensor) -> bool:
+    """Whether values cannot be read here: ``torch.compile``, or a tensor subclass such as a fake tensor."""
+    return torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)
+
+
+def checked_indices(index: Tensor, rows: int) -> Tensor:  # (*) -> (n,) int64
+    """Flat int64 indices in ``[0, rows)``; ``IndexError`` otherwise, eager and compiled.
+
+    Exported graphs cannot raise: there indices are clamped into the range. On the meta device there are no values.
+    """
+    require_integer_indices(index)
+    flat = index.reshape(-1)
+    if torch.compiler.is_exporting():
+        return flat.long().clamp(0, rows - 1)
+    if flat.is_meta:
+        return flat.long()
+    if is_traced(flat):
+        checked: Tensor = _check_op(flat, rows)
+        return checked
+    return check_range(flat, rows).long()
+
+
+@torch.library.custom_op("tensorbed::check_indices", mutates_args=())
+def _check_op(index: Tensor, rows: int) -> Tensor:
+    return check_range(index, rows).to(torch.int64, copy=True)
+
+
+@_check_op.register_fake
+def _(index: Tensor, rows: int) -> Tensor:
+    return torch.empty_like(index, dtype=torch.int64)
+
+
+def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
+    """Autocast off: a lookup returns the parameters' dtype, as ``torch.nn.Embedding`` does."""
+    if torch.is_autocast_enabled(tensor.device.type):
+        return torch.autocast(tensor.device.type, enabled=False)
+    return nullcontext()

@@ -1,0 +1,74 @@
+"""Fitting any format to a trained table: what is the same for all of them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tensorbed.checks import require_float_dtype
+from tensorbed.decompose.train import frobenius
+from tensorbed.progress import track
+from tensorbed.structures import Format, Params, Structure
+from tensorbed.structures.formats import Budget
+
+_BLOCK = 2**22  # numbers of the table compared at once
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A structure, its tensors in the wanted dtype, and how far their table is from the given one."""
+
+    structure: Structure
+    params: Params
+    error: float  # ||W - fit||_F / ||W||_F, measured
+
+
+def fit_table(table: Tensor, format: Format, *, dtype: torch.dtype | None = None, reserved: int = 0) -> Fitted:
+    """Fit ``format`` to a ``(rows, cols)`` table; ``reserved`` bytes are stored besides and count against a ratio."""
+    table = check_table(table)
+    dtype = dtype or table.dtype
+    require_float_dtype(dtype)
+    with torch.no_grad():
+        found = format.fit(table, Budget(table.shape[0], table.shape[1], dtype, reserved))
+        params = {
+            spec.name: found.params[spec.name].detach().to(spec.dtype or dtype, copy=True).contiguous()
+            for spec in found.structure.tensors()
+        }
+        for name, tensor in params.items():
+            if not bool(torch.isfinite(tensor).all()):
+                raise ValueError(f"{name} of the fit does not fit into {dtype}; give a wider dtype=.")
+        return Fitted(found.structure, params, relative_error(table, found.structure, params))
+
+
+def check_table(table: Tensor) -> Tensor:
+    """A finite, non-empty matrix of floating-point numbers, or an error that shows what is wrong and where."""
+    if not isinstance(table, Tensor):
+        raise TypeError(f"the table must be a tensor, got {type(table).__name__}; use torch.as_tensor(...).")
+    if table.dim() != 2 or table.numel() == 0:
+        raise ValueError(f"the table must be a non-empty matrix (rows, cols), got shape {tuple(table.shape)}.")
+    require_float_dtype(table.dtype)
+    table = table.detach()
+    for start in range(0, table.shape[0], max(1, _BLOCK // table.shape[1])):
+        bad = ~torch.isfinite(table[start : start + max(1, _BLOCK // table.shape[1])])
+        if bool(bad.any()):
+            row, col = (int(v) for v in bad.nonzero()[0])
+            raise ValueError(
+                f"the table holds {float(table[start + row, col])} at row {start + row}, column {col}; "
+                "a fit needs finite numbers: replace them first, for instance with torch.nan_to_num."
+            )
+    return table
+
+
+def relative_error(table: Tensor, structure: Structure, params: Params) -> float:
+    """``||W - fit||_F / ||W||_F`` in float64, a block of rows at a time."""
+    norm = frobenius(table)
+    height = max(1, _BLOCK // table.shape[1])
+    squares = 0.0
+    for start in track(range(0, table.shape[0], height), "measuring the fit"):
+        block = table[start : start + height].double()
+        index = torch.arange(start, start + block.shape[0], device=table.device)
+        squares += float((block - structure.lookup(params, index, "auto").double()).square().sum())
+    return math.sqrt(squares) / (norm or 1.0)

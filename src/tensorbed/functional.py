@@ -1,0 +1,53 @@
+"""Lookups and products with a structured table, for tensors given by the caller. The layers are built on these."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tensorbed.dispatch import checked_indices, full_precision
+from tensorbed.structures import Params, Structure
+
+
+def lookup(structure: Structure, params: Params, index: Tensor, *, impl: str = "auto") -> Tensor:
+    """``table[index]`` without the table.
+
+    Args:
+        impl: ``"auto"``, or one of ``structure.impls``. Exported graphs always take the reference.
+
+    Shape:
+        - index: ``(*)``, int32 or int64; an index outside ``[0, rows)`` raises ``IndexError``, exported graphs clamp it
+        - output: ``(*, cols)``
+    """
+    check_impl(structure, impl)
+    flat = checked_indices(index, structure.rows)
+    if torch.compiler.is_exporting():
+        impl = "reference"
+    with full_precision(next(iter(params.values()))):
+        rows = structure.take(params, flat) if impl == "reference" else structure.lookup(params, flat, impl)
+    return rows.reshape(*index.shape, structure.cols)
+
+
+def project(structure: Structure, params: Params, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+    """``x @ table[start:stop].T`` without the table: logits over a block of the vocabulary.
+
+    Shape:
+        - x: ``(*, cols)``
+        - output: ``(*, stop - start)``
+    """
+    stop = structure.rows if stop is None else stop
+    if not 0 <= start <= stop <= structure.rows:
+        raise IndexError(
+            f"rows {start} to {stop} are not a block of a table of {structure.rows} rows "
+            f"(0 <= start <= stop <= {structure.rows})."
+        )
+    if x.dim() == 0 or x.shape[-1] != structure.cols:
+        raise ValueError(f"x has shape {tuple(x.shape)}; its last size must be the table's {structure.cols} columns.")
+    return structure.project(params, x, start, stop)
+
+
+def check_impl(structure: Structure, impl: str) -> None:
+    """A way of computing rows that this structure knows, or an error that lists them."""
+    if impl not in structure.impls:
+        allowed = ", ".join(f'"{name}"' for name in structure.impls)
+        raise ValueError(f"impl={impl!r} for {structure.kind}: choose one of {allowed}.")

@@ -1,0 +1,118 @@
+"""``torch.nn.EmbeddingBag`` over any structure."""
+
+from __future__ import annotations
+
+from typing import Self, Unpack
+
+import torch
+from torch import Tensor
+
+from tensorbed.dispatch import full_precision, is_traced
+from tensorbed.functional import lookup
+from tensorbed.nn.table import StructuredTable, TableOptions
+from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency
+from tensorbed.structures import Format
+
+
+class BagOptions(TableOptions, total=False):
+    """Keyword arguments of every bag: a table's, ``mode`` and ``include_last_offset``."""
+
+    mode: str
+    include_last_offset: bool
+
+
+class EmbeddingBag(StructuredTable):
+    """Bags of rows pooled, with the arguments and behaviour of ``torch.nn.EmbeddingBag``.
+
+    Rows are composed first and pooled after. Rows at ``padding_idx`` do not take part.
+
+    Args:
+        num_embeddings, embedding_dim, format, padding_idx, std, impl: see :class:`Embedding`.
+        mode: ``"sum"``, ``"mean"`` (as in torch the default) or ``"max"``.
+        include_last_offset: the last entry of ``offsets`` is the end of the last bag.
+
+    Shape:
+        - input: ``(bags, length)``, or ``(n,)`` with offsets ``(bags,)``
+        - per_sample_weights: like input, with ``mode="sum"`` only
+        - output: ``(bags, embedding_dim)``
+
+    Example::
+
+        >>> layer = tb.EmbeddingBag(10_000_000, 64, tb.TensorTrain(rank=32), mode="sum")
+        >>> layer(torch.tensor([4, 9, 9_999_999, 4]), torch.tensor([0, 3])).shape
+        torch.Size([2, 64])
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        format: Format,
+        *,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[TableOptions],
+    ) -> None:
+        _check_mode(mode, options.get("scale_grad_by_freq", False))
+        super().__init__(num_embeddings, embedding_dim, format, device=device, dtype=dtype, **options)
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        table: Tensor,
+        format: Format,
+        freeze: bool = True,
+        *,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[TableOptions],
+    ) -> Self:
+        """Fit a format to a trained table; see :meth:`Embedding.from_pretrained`."""
+        _check_mode(mode, options.get("scale_grad_by_freq", False))
+        layer = cls._fitted(table, format, freeze, dtype, **options)
+        layer.mode, layer.include_last_offset = mode, include_last_offset
+        return layer
+
+    def forward(
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:  # (bags, length) or (n,) -> (bags, embedding_dim)
+        if per_sample_weights is not None and self.mode != "sum":
+            raise ValueError(f'per_sample_weights needs mode="sum", as in torch; this layer has mode="{self.mode}".')
+        if per_sample_weights is not None and per_sample_weights.dtype != self._dtype:
+            raise TypeError(f"per_sample_weights is {per_sample_weights.dtype}, the layer {self._dtype}; convert it.")
+        bags = Bags.of(input, offsets, per_sample_weights, self.include_last_offset)
+        with full_precision(input):
+            if self.impl == "reference" or is_traced(input) or input.is_meta or bags.index.numel() == 0:
+                return self._pool_rows(bags)
+            bags.check_offsets()
+            return self._pool_unique(bags)
+
+    def _pool_rows(self, bags: Bags) -> Tensor:
+        rows = lookup(self.structure, self.params(), bags.index, impl=self.impl)
+        if self.scale_grad_by_freq:
+            rows = scale_by_frequency(rows, bags.index)
+        return pool_rows(rows, bags, self.mode, self.padding_idx)
+
+    def _pool_unique(self, bags: Bags) -> Tensor:
+        unique, inverse = torch.unique(bags.index, return_inverse=True)
+        rows = lookup(self.structure, self.params(), unique, impl=self.impl)
+        padding = None
+        if self.padding_idx is not None:
+            at = (unique == self.padding_idx).nonzero()
+            padding = int(at[0]) if at.numel() else None
+        return pool_unique(rows, inverse, bags, self.mode, padding, self.scale_grad_by_freq)
+
+    def extra_repr(self) -> str:
+        last = ", include_last_offset=True" if self.include_last_offset else ""
+        return f'{super().extra_repr()}, mode="{self.mode}"{last}'
+
+
+def _check_mode(mode: str, scale_grad_by_freq: bool) -> None:
+    if mode not in MODES:
+        raise ValueError(f'mode={mode!r}: choose one of "sum", "mean", "max".')
+    if mode == "max" and scale_grad_by_freq:
+        raise ValueError('scale_grad_by_freq=True does not go with mode="max", as in torch.')

@@ -1,0 +1,74 @@
+"""``torch.nn.Embedding`` over any structure."""
+
+from __future__ import annotations
+
+from typing import Self, Unpack
+
+import torch
+from torch import Tensor
+
+from tensorbed.functional import lookup
+from tensorbed.nn.table import StructuredTable, TableOptions
+from tensorbed.pooling import scale_by_frequency
+from tensorbed.structures import Format
+
+
+class Embedding(StructuredTable):
+    r"""A lookup table kept as a structured matrix, with the arguments and behaviour of ``torch.nn.Embedding``.
+
+    A row is computed from the structure's few numbers; the table never exists. For a tensor train,
+
+    .. math:: E[i, (j_1 \dots j_N)] = G^{(1)}[i_1, j_1] \, G^{(2)}[i_2, j_2] \cdots G^{(N)}[i_N, j_N]
+
+    where :math:`(i_1, \dots, i_N)` are the digits of :math:`i`, first slowest (eq. 2 of the paper).
+
+    Args:
+        num_embeddings: rows of the table.
+        embedding_dim: columns of the table.
+        format: for instance ``tb.TensorTrain(rank=16)`` or ``tb.LowRank(ratio=8)``.
+        padding_idx: a row that is constant (zero at birth, see ``padding_row``) and gets no gradient.
+        scale_grad_by_freq: divide each row's gradient by how often the batch holds it.
+        std: standard deviation of the table at birth, by default Glorot's ``sqrt(2 / (I + J))``.
+        impl: how rows are computed; ``"auto"`` chooses by counted cost, ``"reference"`` is plain PyTorch.
+        max_norm, norm_type, sparse: accepted as in torch; ``max_norm`` and ``sparse=True`` raise.
+
+    Shape:
+        - index: ``(*)``, int32 or int64
+        - output: ``(*, embedding_dim)``
+
+    Example::
+
+        >>> layer = tb.Embedding(25000, 256, tb.TensorTrain(rank=16))
+        >>> layer(torch.tensor([[0, 7], [24999, 3]])).shape
+        torch.Size([2, 2, 256])
+    """
+
+    def forward(self, index: Tensor) -> Tensor:  # (*) -> (*, embedding_dim)
+        rows = lookup(self.structure, self.params(), index, impl=self.impl)
+        if self.scale_grad_by_freq:
+            rows = scale_by_frequency(rows, index)
+        if self.padding_row is None or self.padding_idx is None:
+            return rows
+        return torch.where(index.eq(self.padding_idx)[..., None], self.padding_row, rows)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        table: Tensor,
+        format: Format,
+        freeze: bool = True,
+        *,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[TableOptions],
+    ) -> Self:
+        """Fit a format to a trained table.
+
+        Args:
+            table: ``(num_embeddings, embedding_dim)``, finite.
+            format: to a rank, a ratio, or an error: ``tb.TensorTrain(rel_error=0.1)``.
+            freeze: as in torch, the tensors do not require gradients unless ``freeze=False``.
+            dtype: of the layer, by default the table's.
+
+        The relative Frobenius error that was reached is in ``fit_error``.
+        """
+        return cls._fitted(table, format, freeze, dtype, **options)

@@ -1,0 +1,159 @@
+"""Shorthands: a layer and a format under one name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from tensorbed.nn.bag import EmbeddingBag
+from tensorbed.nn.embedding import Embedding
+from tensorbed.nn.table import StructuredTable
+from tensorbed.shapes import Shape
+from tensorbed.structures.formats import DEFAULT_RANK, RankedFormat
+from tensorbed.structures.low_rank import LowRank
+from tensorbed.structures.tensor_ring import TensorRing
+from tensorbed.structures.tensor_train import TensorTrain
+
+
+class _Chained(StructuredTable):
+    """Constructor of layers over a chain of cores."""
+
+    _format: ClassVar[type[TensorTrain] | type[TensorRing]]
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        rank: int = DEFAULT_RANK,
+        *,
+        ranks: Sequence[int] | None = None,
+        ratio: float | None = None,
+        order: int = 3,
+        shape: Shape | None = None,
+        padding_idx: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        format = self._format(**_sizes(rank, ranks=ranks, ratio=ratio), order=order, shape=shape)
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            format,
+            padding_idx=padding_idx,
+            device=device,
+            dtype=dtype,
+            **options,
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        table: Tensor,
+        freeze: bool = True,
+        *,
+        rank: int | None = None,
+        ranks: Sequence[int] | None = None,
+        ratio: float | None = None,
+        rel_error: float | None = None,
+        order: int = 3,
+        shape: Shape | None = None,
+        **options: Any,
+    ) -> Self:
+        """Fit to a trained table by ``rank``, ``ranks``, ``ratio`` or ``rel_error``; the rest as in :class:`Embedding`.
+
+        Example::
+
+            >>> layer = tb.TTEmbedding.from_pretrained(old.weight, rel_error=0.1)
+            >>> layer.fit_error <= 0.1
+            True
+        """
+        format = cls._format(rank=rank, ranks=ranks, ratio=ratio, rel_error=rel_error, order=order, shape=shape)
+        layer: Self = super().from_pretrained(table, format, freeze, **options)  # type: ignore[misc]
+        return layer
+
+
+class _LowRanked(StructuredTable):
+    """Constructor of layers over ``U @ V.T``."""
+
+    _format: ClassVar[type[RankedFormat]] = LowRank
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        rank: int = DEFAULT_RANK,
+        *,
+        ratio: float | None = None,
+        padding_idx: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        format = LowRank(**_sizes(rank, ratio=ratio))
+        super().__init__(
+            num_embeddings,
+            embedding_dim,
+            format,
+            padding_idx=padding_idx,
+            device=device,
+            dtype=dtype,
+            **options,
+        )
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        table: Tensor,
+        freeze: bool = True,
+        *,
+        rank: int | None = None,
+        ratio: float | None = None,
+        rel_error: float | None = None,
+        **options: Any,
+    ) -> Self:
+        """Fit to a trained table by ``rank``, ``ratio`` or ``rel_error``; the rest as in :class:`Embedding`."""
+        format = LowRank(rank=rank, ratio=ratio, rel_error=rel_error)
+        layer: Self = super().from_pretrained(table, format, freeze, **options)  # type: ignore[misc]
+        return layer
+
+
+def _sizes(rank: int, **others: Any) -> dict[str, Any]:
+    """The default rank gives way to another way of saying the size; one that was chosen does not."""
+    given = {name: value for name, value in others.items() if value is not None}
+    return given if given and rank == DEFAULT_RANK else {"rank": rank, **given}
+
+
+class TTEmbedding(_Chained, Embedding):  # type: ignore[misc]
+    """:class:`Embedding` over a tensor train: ``tb.TTEmbedding(25000, 256, rank=16)``, or ``ratio=``, ``ranks=``."""
+
+    _format = TensorTrain
+
+
+class TREmbedding(_Chained, Embedding):  # type: ignore[misc]
+    """:class:`Embedding` over a tensor ring."""
+
+    _format = TensorRing
+
+
+class LowRankEmbedding(_LowRanked, Embedding):  # type: ignore[misc]
+    """:class:`Embedding` over ``U @ V.T``."""
+
+
+class TTEmbeddingBag(_Chained, EmbeddingBag):  # type: ignore[misc]
+    """:class:`EmbeddingBag` over a tensor train."""
+
+    _format = TensorTrain
+
+
+class TREmbeddingBag(_Chained, EmbeddingBag):  # type: ignore[misc]
+    """:class:`EmbeddingBag` over a tensor ring."""
+
+    _format = TensorRing
+
+
+class LowRankEmbeddingBag(_LowRanked, EmbeddingBag):  # type: ignore[misc]
+    """:class:`EmbeddingBag` over ``U @ V.T``."""

@@ -1,0 +1,238 @@
+"""The module that owns a structured table's tensors: what every layer over a table has in common."""
+
+from __future__ import annotations
+
+from typing import Any, Self, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from tensorbed.checks import require_float_dtype, require_number, require_positive
+from tensorbed.dispatch import full_precision
+from tensorbed.fitting import check_table, fit_table
+from tensorbed.functional import check_impl
+from tensorbed.structures import Format, Params, Structure
+from tensorbed.structures.formats import Budget
+
+
+class TableOptions(TypedDict, total=False):
+    """Keyword arguments of every layer: those of ``torch.nn.Embedding``, and ``std`` and ``impl``."""
+
+    padding_idx: int | None
+    max_norm: float | None
+    norm_type: float
+    scale_grad_by_freq: bool
+    sparse: bool
+    std: float | None
+    impl: str
+
+
+class StructuredTable(nn.Module):
+    """An ``I x J`` table as a structure, its tensors flat attributes of this module (``core_0``, ``core_1``, ...).
+
+    Attributes:
+        structure: the frozen description that computes with the tensors.
+        padding_row: with a ``padding_idx``, the constant row shown there: zero at birth, the table's own after
+            :meth:`from_pretrained`. Stored, counted, without gradient.
+        fit_error: relative Frobenius error of :meth:`from_pretrained`, else ``None``.
+    """
+
+    padding_row: Tensor | None
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        format: Format,
+        *,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[TableOptions],
+    ) -> None:
+        num_embeddings = require_positive(num_embeddings, "num_embeddings")
+        embedding_dim = require_positive(embedding_dim, "embedding_dim")
+        dtype = dtype or torch.get_default_dtype()
+        require_float_dtype(dtype)
+        _check_format(format)
+        padding_idx = wrapped_padding_idx(options.get("padding_idx"), num_embeddings)
+        reserved = 0 if padding_idx is None else embedding_dim * dtype.itemsize
+        structure = format.bind(Budget(num_embeddings, embedding_dim, dtype, reserved))
+        if not structure.can_initialise:
+            raise ValueError(f"{structure.kind} cannot be drawn at random; fit it to a table with from_pretrained.")
+        self._set_up(structure, device, dtype, **options)
+        self.reset_parameters()
+
+    def _set_up(
+        self,
+        structure: Structure,
+        device: torch.device | str | None,
+        dtype: torch.dtype,
+        *,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        std: float | None = None,
+        impl: str = "auto",
+    ) -> None:
+        """Check everything, then become a module with empty tensors."""
+        if max_norm is not None:
+            raise ValueError(
+                f"max_norm={max_norm} is not supported: rows of a structured table share their numbers, so that one "
+                "cannot be renormalised without changing others. Leave max_norm=None and clip the output instead."
+            )
+        if sparse:
+            raise ValueError(
+                "sparse=True is not supported: every lookup touches the few shared tensors, whose gradients are "
+                "dense and small. Leave sparse=False; any optimiser works."
+            )
+        check_impl(structure, impl)
+        padding_idx = wrapped_padding_idx(padding_idx, structure.rows)
+        if std is not None:
+            require_number(std, "std", low=0)
+        super().__init__()
+        self.structure = structure
+        self.num_embeddings = structure.rows
+        self.embedding_dim = structure.cols
+        self.padding_idx = padding_idx
+        self.max_norm, self.norm_type, self.sparse = None, norm_type, False
+        self.scale_grad_by_freq = scale_grad_by_freq
+        self.std, self.impl = std, impl
+        self.fit_error: float | None = None
+        for spec in structure.tensors():
+            tensor = torch.empty(spec.shape, device=device, dtype=spec.dtype or dtype)
+            if spec.trainable:
+                self.register_parameter(spec.name, nn.Parameter(tensor))
+            else:
+                self.register_buffer(spec.name, tensor)
+        row = None if padding_idx is None else torch.zeros(structure.cols, device=device, dtype=dtype)
+        self.register_buffer("padding_row", row)
+
+    @classmethod
+    def _fitted(
+        cls,
+        table: Tensor,
+        format: Format,
+        freeze: bool,
+        dtype: torch.dtype | None,
+        **options: Any,
+    ) -> Self:
+        """The layer whose structure was fitted to ``table``; the padding row is the table's own."""
+        _check_format(format)
+        table = check_table(table)
+        dtype = dtype or table.dtype
+        padding_idx = wrapped_padding_idx(options.get("padding_idx"), table.shape[0])
+        reserved = 0 if padding_idx is None else table.shape[1] * dtype.itemsize
+        found = fit_table(table, format, dtype=dtype, reserved=reserved)
+        layer = cls.__new__(cls)
+        layer._set_up(found.structure, table.device, dtype, **options)
+        with torch.no_grad():
+            for name, tensor in found.params.items():
+                getattr(layer, name).copy_(tensor)
+            if padding_idx is not None:
+                assert layer.padding_row is not None
+                layer.padding_row.copy_(table[padding_idx])
+        layer.fit_error = found.error
+        layer.requires_grad_(not freeze)
+        return layer
+
+    def params(self) -> dict[str, Tensor]:
+        """The structure's tensors by name."""
+        return {spec.name: getattr(self, spec.name) for spec in self.structure.tensors()}
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Draw the table anew with standard deviation ``std``, by default Glorot's ``sqrt(2 / (I + J))``."""
+        params: Params = {name: tensor.detach() for name, tensor in self.params().items()}
+        if any(tensor.is_meta for tensor in params.values()):
+            return
+        if not self.structure.can_initialise:
+            raise NotImplementedError(f"{self.structure.kind} cannot be drawn at random.")
+        std = self.std or (2 / (self.num_embeddings + self.embedding_dim)) ** 0.5
+        # Half precisions are drawn in single, so that rounding does not bend the scale.
+        drawn = {name: t.float() if t.dtype.itemsize < 4 else t for name, t in params.items()}
+        self.structure.initialise(drawn, std)
+        for name, tensor in params.items():
+            if drawn[name] is not tensor:
+                tensor.copy_(drawn[name])
+        if self.padding_row is not None:
+            self.padding_row.zero_()
+
+    @property
+    def weight(self) -> Tensor:
+        """The full table, differentiable: ``(num_embeddings, embedding_dim)``. For tests, export and inspection."""
+        params = self.params()
+        with full_precision(next(iter(params.values()))):
+            table = self.structure.full(params)
+        if self.padding_row is None:
+            return table
+        at = torch.tensor([self.padding_idx], device=table.device)
+        return table.index_copy(0, at, self.padding_row[None])
+
+    @property
+    def cores(self) -> tuple[Tensor, ...]:
+        """Of a tensor train or ring: the cores as in the paper, ``(R_{k-1}, I_k, J_k, R_k)``, views of the parameters.
+
+        ``layer.cores[k].data.copy_(...)`` writes the layer; an optimiser is given ``layer.parameters()``.
+        """
+        return self.structure.cores(self.params())
+
+    @property
+    def compression_ratio(self) -> float:
+        """Bytes of the dense table, real rows only, over the bytes stored here, padding row included."""
+        dense = self.num_embeddings * self.embedding_dim * self._dtype.itemsize
+        return dense / (self.structure.bytes(self._dtype) + self._reserved)
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        """The layer's dtype: that of the tensors which did not declare their own."""
+        names = [spec.name for spec in self.structure.tensors() if spec.dtype is None]
+        dtype: torch.dtype = getattr(self, names[0]).dtype
+        return dtype
+
+    @property
+    def _reserved(self) -> int:
+        return 0 if self.padding_row is None else self.padding_row.numel() * self.padding_row.element_size()
+
+    def extra_repr(self) -> str:
+        numbers = self.structure.numel + (0 if self.padding_row is None else self.padding_row.numel())
+        parts = [
+            f"{self.num_embeddings}, {self.embedding_dim}",
+            self.structure.kind,
+            self.structure.describe(),
+        ]
+        if self.padding_idx is not None:
+            parts.append(f"padding_idx={self.padding_idx}")
+        if self.scale_grad_by_freq:
+            parts.append("scale_grad_by_freq=True")
+        parts.append(f"parameters={numbers:,}, ratio={self.compression_ratio:.4g}")
+        return ", ".join(dict.fromkeys(parts))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        errors: list[str] = args[-1]
+        dense = state_dict.get(f"{prefix}weight")
+        if dense is not None:
+            errors.append(
+                f'"{prefix}weight" is a dense table of shape {tuple(dense.shape)}; this layer keeps a '
+                f"{self.structure.kind} of it. Fit one with {type(self).__name__}.from_pretrained(table, ...)."
+            )
+            return
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+def wrapped_padding_idx(padding_idx: int | None, rows: int) -> int | None:
+    """A row number, negative ones counted from the end, as in ``torch.nn.Embedding``."""
+    if padding_idx is None:
+        return None
+    if isinstance(padding_idx, bool) or not isinstance(padding_idx, int):
+        raise TypeError(f"padding_idx must be an int, got {padding_idx!r} ({type(padding_idx).__name__}).")
+    if not -rows <= padding_idx < rows:
+        raise ValueError(f"padding_idx={padding_idx} is not a row of a table of {rows} (valid: {-rows} to {rows - 1}).")
+    return padding_idx % rows
+
+
+def _check_format(format: object) -> None:
+    if not isinstance(format, Format):
+        made = f"{format.__name__}()" if isinstance(format, type) else "tb.TensorTrain(rank=16)"
+        raise TypeError(f"format must be a format such as {made}, got {format!r}.")

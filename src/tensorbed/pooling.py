@@ -1,0 +1,152 @@
+"""From rows to bags, and the gradient scaling that lookups and bags share: plain PyTorch, known to no structure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tensorbed.checks import require_integer_indices
+
+MODES = ("sum", "mean", "max")
+
+
+@dataclass(frozen=True)
+class Bags:
+    """Which indices belong to which bag.
+
+    Shape:
+        - index: ``(n,)``
+        - starts: ``(bags,)`` where each bag begins
+        - end: where the last one ends, ``n`` or a tensor ``()``
+        - per_sample_weights: ``(n,)`` or ``None``
+    """
+
+    index: Tensor
+    starts: Tensor
+    end: Tensor | int
+    per_sample_weights: Tensor | None
+
+    @classmethod
+    def of(
+        cls,
+        index: Tensor,
+        offsets: Tensor | None,
+        per_sample_weights: Tensor | None,
+        include_last_offset: bool,
+    ) -> Bags:
+        """From the arguments of ``torch.nn.EmbeddingBag.forward``, checked."""
+        require_integer_indices(index)
+        if per_sample_weights is not None and per_sample_weights.shape != index.shape:
+            raise ValueError(
+                f"per_sample_weights has shape {tuple(per_sample_weights.shape)}; one weight for each index of "
+                f"shape {tuple(index.shape)} is needed."
+            )
+        weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
+        if index.dim() == 2:
+            if offsets is not None:
+                raise ValueError("offsets go with 1-D indices; each row of 2-D indices is a bag: leave offsets=None.")
+            starts = torch.arange(index.shape[0], device=index.device) * index.shape[1]
+            return cls(index.reshape(-1), starts, index.numel(), weights)
+        if index.dim() != 1:
+            raise ValueError(f"indices of shape {tuple(index.shape)}: give 1-D with offsets, or 2-D, one bag a row.")
+        if offsets is None:
+            raise ValueError("1-D indices need offsets: where each bag begins, for instance torch.tensor([0, 4]).")
+        require_integer_indices(offsets, "offsets")
+        if offsets.dim() != 1:
+            raise ValueError(f"offsets has shape {tuple(offsets.shape)}: give one number a bag.")
+        offsets = offsets.long()
+        if include_last_offset:
+            if offsets.shape[0] == 0:
+                raise ValueError("include_last_offset=True: offsets needs at least the end of the last bag.")
+            return cls(index, offsets[:-1], offsets[-1], weights)
+        return cls(index, offsets, index.shape[0], weights)
+
+    def check_offsets(self) -> None:
+        """Offsets that begin at 0, do not fall and stay within the indices; for eager calls, it reads values."""
+        bounds = torch.cat([self.starts, torch.as_tensor(self.end, device=self.starts.device).reshape(1)])
+        if int(bounds[0]) != 0 and (self.starts.shape[0] or int(bounds[0]) > self.index.shape[0]):
+            raise ValueError(f"offsets begins with {int(bounds[0])}: the first bag begins at 0.")
+        if bool((bounds.diff() < 0).any()) or int(bounds[-1]) > self.index.shape[0]:
+            raise ValueError(
+                f"offsets must not fall and must stay within the {self.index.shape[0]} indices, "
+                f"got {bounds.tolist() if bounds.shape[0] <= 16 else f'up to {int(bounds.max())}'}."
+            )
+
+
+def pool_rows(rows: Tensor, bags: Bags, mode: str, padding_idx: int | None) -> Tensor:  # (n, cols) -> (bags, cols)
+    """One row for each index pooled in plain PyTorch: compiled, exported, twice differentiable."""
+    n, cols = rows.shape
+    count = bags.starts.shape[0]
+    if n == 0:
+        return rows.new_zeros(count, cols) + rows.sum()
+    at = torch.arange(n, device=rows.device)
+    marks = torch.zeros(n + 1, dtype=torch.int64, device=rows.device)
+    # Bags that begin at or before a position, less one: empty bags begin where the next one does.
+    bag = marks.index_add(0, bags.starts, torch.ones_like(bags.starts)).cumsum(0)[:n] - 1
+    keep = at < bags.end
+    if padding_idx is not None:
+        keep = keep & (bags.index != padding_idx)
+    # With no bag at all everything lies beyond the end; keep its entries harmless.
+    bag = bag.clamp_min(0)
+    if bags.per_sample_weights is not None:
+        rows = rows * bags.per_sample_weights[:, None]
+    sizes = torch.zeros(max(count, 1), dtype=rows.dtype, device=rows.device).index_add(0, bag, keep.to(rows.dtype))
+    if mode == "max":
+        low = rows.masked_fill(~keep[:, None], -torch.inf)
+        empty = rows.new_full((max(count, 1), cols), -torch.inf)
+        pooled = empty.scatter_reduce(0, bag[:, None].expand(n, cols), low, "amax")
+        pooled = pooled.masked_fill((sizes == 0)[:, None], 0.0)
+    else:
+        zeros = rows.new_zeros(max(count, 1), cols)
+        pooled = zeros.index_add(0, bag, rows.masked_fill(~keep[:, None], 0.0))
+        if mode == "mean":
+            pooled = pooled / sizes.clamp_min(1)[:, None]
+    return pooled[:count]
+
+
+def pool_unique(
+    rows: Tensor, inverse: Tensor, bags: Bags, mode: str, padding: int | None, scale_grad_by_freq: bool
+) -> Tensor:  # (u, cols), (n,) -> (bags, cols)
+    """Unique rows as a small table for torch's own bag kernels, so that rows are never written once an index."""
+    end = torch.as_tensor(bags.end, device=bags.starts.device).reshape(1)
+    return F.embedding_bag(
+        inverse,
+        rows,
+        torch.cat([bags.starts, end]),
+        mode=mode,
+        per_sample_weights=bags.per_sample_weights,
+        include_last_offset=True,
+        padding_idx=padding,
+        scale_grad_by_freq=scale_grad_by_freq,
+    )
+
+
+def scale_by_frequency(rows: Tensor, index: Tensor) -> Tensor:  # (*, cols), (*) -> (*, cols)
+    """The rows unchanged; on the way back each gradient divided by how often its index occurs."""
+    if torch.compiler.is_exporting() or not torch.is_grad_enabled():
+        return rows
+    ordered = index.reshape(-1).sort().values
+    flat = index.reshape(-1)
+    times = torch.searchsorted(ordered, flat, right=True) - torch.searchsorted(ordered, flat)
+    scale = times.reshape(index.shape).to(rows.dtype).reciprocal()[..., None]
+    scaled: Tensor = _ScaleGradient.apply(rows, scale)  # type: ignore[no-untyped-call]
+    return scaled
+
+
+class _ScaleGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(rows: Tensor, scale: Tensor) -> Tensor:
+        return rows.view_as(rows)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (scale,) = ctx.saved_tensors
+        return grad * scale, None

@@ -1,0 +1,117 @@
+"""What a structure is: an ``I x J`` matrix kept in few numbers, as a frozen description that works on given tensors."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tensorbed.checks import require_positive
+
+Params = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a structure.
+
+    ``dtype=None`` means the layer's; tensors that are not trainable become buffers.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None = None
+    trainable: bool = True
+
+    @property
+    def numel(self) -> int:
+        return prod(self.shape)
+
+    def bytes(self, dtype: torch.dtype) -> int:
+        """Bytes when the layer's dtype is ``dtype``."""
+        return self.numel * (self.dtype or dtype).itemsize
+
+
+@dataclass(frozen=True)
+class Structure(ABC):
+    """An ``I x J`` matrix in few numbers.
+
+    A subclass says which tensors it keeps (:meth:`tensors`) and how rows (:meth:`take`) and the table (:meth:`full`)
+    come from them; everything else has a default written on those. Index checks, padding rows, autocast, state and
+    files are the layers' business: here indices are flat, int64 and in range.
+    """
+
+    kind: ClassVar[str]  # set by @register
+    can_initialise: ClassVar[bool] = True
+    can_differentiate: ClassVar[bool] = True
+
+    rows: int
+    cols: int
+
+    def __post_init__(self) -> None:
+        require_positive(self.rows, "num_embeddings")
+        require_positive(self.cols, "embedding_dim")
+
+    @abstractmethod
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        """The tensors it is kept in, in a fixed order. No name may contain "weight"."""
+
+    @abstractmethod
+    def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        """Reference: rows of the table in plain differentiable PyTorch, never from the table."""
+
+    @abstractmethod
+    def full(self, p: Params) -> Tensor:  # -> (rows, cols)
+        """The table, differentiable."""
+
+    def lookup(self, p: Params, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
+        """Rows by the named way, one of :attr:`impls`."""
+        return self.full(p).index_select(0, index) if impl == "whole_table" else self.take(p, index)
+
+    @property
+    def impls(self) -> tuple[str, ...]:
+        """The ways :meth:`lookup` knows."""
+        return ("auto", "reference", "whole_table")
+
+    def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
+        """``x @ table[start:stop].T`` for a block of rows, of which only the block is ever made."""
+        index = torch.arange(start, stop, device=x.device)
+        return x @ self.lookup(p, index, "auto").to(x.dtype).T
+
+    def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
+        """Draw the tensors in place so that the table's entries have mean 0 and exactly this standard deviation."""
+        raise NotImplementedError(f"{self.kind} cannot be drawn at random; fit it to a table with from_pretrained.")
+
+    def cores(self, p: Params) -> tuple[Tensor, ...]:
+        """Chains only: the cores as views in the paper's layout ``(R_{k-1}, I_k, J_k, R_k)``."""
+        names = ", ".join(spec.name for spec in self.tensors())
+        raise AttributeError(f"{self.kind} has no cores; its tensors are {names}.")
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Sizes in one line, for ``extra_repr``."""
+
+    def bytes(self, dtype: torch.dtype) -> int:
+        """Stored bytes when the layer's dtype is ``dtype``."""
+        return sum(spec.bytes(dtype) for spec in self.tensors())
+
+    @property
+    def numel(self) -> int:
+        """Stored numbers."""
+        return sum(spec.numel for spec in self.tensors())
+
+
+def scale_to_std(p: Params, sum_of_squares: Tensor, entries: int, std: float) -> None:
+    """Multiply all tensors by one factor so that the table, a product of all of them, has this standard deviation.
+
+    Distinct entries of a drawn table are uncorrelated with mean 0, so its mean square is its variance.
+    """
+    realised = (sum_of_squares.double() / entries).sqrt()
+    factor = (std / realised) ** (1 / len(p))
+    for tensor in p.values():
+        tensor.mul_(factor.to(tensor.dtype))

@@ -1,0 +1,169 @@
+"""What tensor trains and tensor rings share: everything but their ends and how they are fitted."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tensorbed.contraction.chain import Chain, full, sum_of_squares, take
+from tensorbed.contraction.operators import IMPLS, chain_rows
+from tensorbed.decompose.train import split_core, tensorize
+from tensorbed.shapes import Shape, check_shape, suggest_shape, useful_ranks
+from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std
+from tensorbed.structures.formats import Budget, Fit, RankedFormat, as_ranks
+
+
+@dataclass(frozen=True)
+class ChainMatrix(Structure):
+    """A table as a chain of cores; ``ranks`` are all of ``(R_0, ..., R_N)`` with ``R_0 = R_N``.
+
+    Shape:
+        - core_k: ``(I_k, R_{k-1}, J_k, R_k)`` as stored, ``(R_{k-1}, I_k, J_k, R_k)`` as in the paper
+    """
+
+    row_factors: tuple[int, ...]
+    col_factors: tuple[int, ...]
+    ranks: tuple[int, ...]
+
+    @cached_property
+    def chain(self) -> Chain:
+        return Chain(self.rows, self.row_factors, self.col_factors, self.ranks)
+
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(f"core_{k}" for k in range(len(self.row_factors)))
+
+    def _stored(self, p: Params) -> list[Tensor]:
+        return [p[name] for name in self._names]
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        return tuple(TensorSpec(name, self.chain.core_shape(k)) for k, name in enumerate(self._names))
+
+    def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        return take(self.chain, self._stored(p), index)
+
+    def full(self, p: Params) -> Tensor:  # -> (rows, cols)
+        return full(self.chain, self._stored(p))
+
+    def lookup(self, p: Params, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
+        return chain_rows(self.chain, self._stored(p), index, impl)
+
+    @property
+    def impls(self) -> tuple[str, ...]:
+        return IMPLS
+
+    def cores(self, p: Params) -> tuple[Tensor, ...]:
+        return tuple(core.transpose(0, 1) for core in self._stored(p))
+
+    def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
+        r"""Draw :math:`\mathcal{G}^{(k)} \sim \mathcal{N}(0, (\sigma / \Sigma)^{2/N})`, then scale to the exact norm.
+
+        With standard normal cores the table's variance is :math:`\Sigma^2 = \prod_k R_k` (eq. 3 of the paper); a
+        ring sums over its joint once more, which that product, taken over all bonds, already counts.
+        """
+        variance = prod(self.ranks[1:])
+        core_std = (std / variance**0.5) ** (1 / len(self.row_factors))
+        for core in self._stored(p):
+            core.normal_(std=core_std, generator=generator)
+        scale_to_std(p, sum_of_squares(self.chain, self._stored(p)), self.rows * self.cols, std)
+
+    def describe(self) -> str:
+        sizes = [i * j for i, j in zip(self.row_factors, self.col_factors, strict=True)]
+        useful = useful_ranks(sizes, self.ranks)
+        shown = self.shown_ranks(self.ranks)
+        note = "" if useful == self.ranks else f" (at most {self.shown_ranks(useful)} useful)"
+        return f"shape={self.row_factors} x {self.col_factors}, ranks={shown}{note}"
+
+    @staticmethod
+    @abstractmethod
+    def shown_ranks(ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """The ranks a user gives, out of ``(R_0, ..., R_N)``."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainFormat(RankedFormat):
+    """A chain by its rank, ranks, ratio or error, its order, or its whole shape.
+
+    Args:
+        rank, ratio, rel_error: see :class:`RankedFormat`.
+        ranks: one for each bond.
+        order: number of cores when ``shape`` is not given.
+        shape: ``((I_1, ..., I_N), (J_1, ..., J_N))``; by default :func:`tensorbed.suggest_shape`.
+    """
+
+    sizes: ClassVar[tuple[str, ...]] = ("rank", "ranks", "ratio", "rel_error")
+    structure: ClassVar[type[ChainMatrix]]
+
+    ranks: Sequence[int] | None = None
+    order: int = 3
+    shape: Shape | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ranks is not None:
+            object.__setattr__(self, "ranks", as_ranks(self.ranks))
+            for k, rank in enumerate(self.ranks):
+                self.check_rank(rank, f"ranks[{k}]")
+        if self.shape is None and (not isinstance(self.order, int) or self.order < 2):
+            raise ValueError(f"order={self.order!r} for {self.name}: an int of at least 2.")
+        if self.shape is not None:
+            # Sizes are checked against the table when bound; here only so that equal formats compare equal.
+            object.__setattr__(self, "shape", tuple(tuple(factors) for factors in self.shape))
+
+    @abstractmethod
+    def bonds(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """All of ``(R_0, ..., R_N)`` from the ranks a user gives."""
+
+    @abstractmethod
+    def given(self, order: int) -> int:
+        """How many ranks a user gives for a chain of this order."""
+
+    @abstractmethod
+    def decompose(self, tensor: Tensor, ranks: tuple[int, ...] | None, bound: float | None) -> list[Tensor]:
+        """Cores ``(R_{k-1}, n_k, R_k)`` for a tensor ``(n_1, ..., n_N)``, of all these ranks or within an error."""
+
+    def factors(self, budget: Budget) -> Shape:
+        """The shape given, or the suggested one."""
+        if self.shape is not None:
+            return check_shape(self.shape, budget.rows, budget.cols)
+        return suggest_shape(budget.rows, budget.cols, self.order)
+
+    def _made(self, budget: Budget, ranks: Sequence[int], clip: bool) -> ChainMatrix:
+        row_factors, col_factors = self.factors(budget)
+        order = len(row_factors)
+        if len(ranks) != self.given(order):
+            raise ValueError(
+                f"ranks={tuple(ranks)} for {self.name} of order {order}: give {self.given(order)}, "
+                f"{'R_0 (which is also R_N) to R_{N-1}' if self.given(order) == order else 'R_1 to R_{N-1}'}."
+            )
+        bonds = self.bonds(ranks)
+        if clip:
+            bonds = useful_ranks([i * j for i, j in zip(row_factors, col_factors, strict=True)], bonds)
+        return self.structure(budget.rows, budget.cols, row_factors, col_factors, bonds)
+
+    def with_rank(self, budget: Budget, rank: int, *, clip: bool) -> ChainMatrix:
+        return self._made(budget, [rank] * self.given(len(self.factors(budget)[0])), clip)
+
+    def bind(self, budget: Budget) -> Structure:
+        return super().bind(budget) if self.ranks is None else self._made(budget, self.ranks, clip=False)
+
+    def fit(self, table: Tensor, budget: Budget) -> Fit:
+        row_factors, col_factors = self.factors(budget)
+        bound = self.error_bound(table, budget, parts=len(row_factors))
+        ranks: tuple[int, ...] | None = None
+        if bound is None:
+            aim = self._made(budget, self.ranks, clip=True) if self.ranks is not None else self.target(budget)
+            assert isinstance(aim, ChainMatrix)
+            ranks = aim.ranks
+        found = self.decompose(tensorize(table, row_factors, col_factors), ranks, bound)
+        bonds = (*[core.shape[0] for core in found], found[0].shape[0])
+        structure = self.structure(budget.rows, budget.cols, row_factors, col_factors, bonds)
+        stored = [split_core(core, i, j) for core, i, j in zip(found, row_factors, col_factors, strict=True)]
+        return Fit(structure, {spec.name: core for spec, core in zip(structure.tensors(), stored, strict=True)})

@@ -1,0 +1,56 @@
+"""The table itself: the baseline that goes through the same code as everything else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std
+from tensorbed.structures.formats import Budget, Fit, Format
+from tensorbed.structures.registry import register
+
+
+@register("dense")
+@dataclass(frozen=True)
+class DenseMatrix(Structure):
+    """Every number of the table.
+
+    Shape:
+        - table: ``(rows, cols)``
+    """
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec("table", (self.rows, self.cols)),)
+
+    def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        return p["table"].index_select(0, index)
+
+    def full(self, p: Params) -> Tensor:  # -> (rows, cols)
+        return p["table"].view_as(p["table"])
+
+    @property
+    def impls(self) -> tuple[str, ...]:
+        return ("auto", "reference")
+
+    def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
+        return x @ p["table"][start:stop].T
+
+    def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
+        table = p["table"].normal_(generator=generator)
+        scale_to_std(p, torch.linalg.vector_norm(table, dtype=torch.float64).square(), self.rows * self.cols, std)
+
+    def describe(self) -> str:
+        return "dense"
+
+
+@dataclass(frozen=True)
+class Dense(Format):
+    """``tb.Dense()``: an ordinary table, for baselines that differ in one argument."""
+
+    def bind(self, budget: Budget) -> DenseMatrix:
+        return DenseMatrix(budget.rows, budget.cols)
+
+    def fit(self, table: Tensor, budget: Budget) -> Fit:
+        return Fit(self.bind(budget), {"table": table})

@@ -1,0 +1,158 @@
+"""What users write: a format, bound to a table's size or fitted to a table to become a structure."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from tensorbed.checks import require_number, require_positive
+from tensorbed.decompose.train import frobenius
+from tensorbed.structures.base import Params, Structure
+
+DEFAULT_RANK = 16
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A table to be beaten: the layer's dtype, and bytes stored besides the structure (a padding row)."""
+
+    rows: int
+    cols: int
+    dtype: torch.dtype = torch.float32
+    reserved: int = 0
+
+    def ratio(self, structure: Structure) -> float:
+        """Dense bytes over stored bytes, real rows only."""
+        return self.rows * self.cols * self.dtype.itemsize / (structure.bytes(self.dtype) + self.reserved)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A structure with the tensors found for a table."""
+
+    structure: Structure
+    params: Params
+
+
+class Format(ABC):
+    """A small configuration that becomes a structure when it meets a table's size."""
+
+    @abstractmethod
+    def bind(self, budget: Budget) -> Structure:
+        """The structure with every factor and rank settled."""
+
+    @abstractmethod
+    def fit(self, table: Tensor, budget: Budget) -> Fit:
+        """The structure and tensors nearest to a finite ``(rows, cols)`` table.
+
+        The tensors may be of higher precision than ``budget.dtype``; the caller rounds them.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankedFormat(Format):
+    """A format whose size is a rank: given, or found for a ratio or an error.
+
+    Args:
+        rank: one rank for every bond, kept as given; 16 when nothing is said.
+        ratio: the largest uniform rank at which the dense table takes at least this many times the stored bytes.
+        rel_error: for fitting only: the smallest ranks with ``||W - fit||_F <= rel_error * ||W||_F``.
+    """
+
+    # Each way to say the size excludes the others.
+    sizes: ClassVar[tuple[str, ...]] = ("rank", "ratio", "rel_error")
+
+    rank: int | None = None
+    ratio: float | None = None
+    rel_error: float | None = None
+
+    def __post_init__(self) -> None:
+        given = [name for name in self.sizes if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{self.name}: {' and '.join(given)} both set the size; give one.")
+        if not given:
+            object.__setattr__(self, "rank", DEFAULT_RANK)
+        if self.rank is not None:
+            self.check_rank(self.rank, "rank")
+        if self.ratio is not None:
+            require_number(self.ratio, "ratio", low=0)
+        if self.rel_error is not None:
+            require_number(self.rel_error, "rel_error", low=0, high=1)
+
+    @property
+    def name(self) -> str:
+        return type(self).__name__
+
+    def check_rank(self, rank: object, what: str) -> int:
+        """A positive int, or an error that offers the ratio."""
+        if isinstance(rank, int) and not isinstance(rank, bool) and rank < 1:
+            raise ValueError(
+                f"{what}={rank} for {self.name}: ranks are positive; use ratio=... to let the size decide."
+            )
+        return require_positive(rank, what)
+
+    @abstractmethod
+    def with_rank(self, budget: Budget, rank: int, *, clip: bool) -> Structure:
+        """The structure of one uniform rank, clipped to what the shape can use if asked."""
+
+    def bind(self, budget: Budget) -> Structure:
+        if self.rel_error is not None:
+            raise ValueError(
+                f"{self.name}(rel_error={self.rel_error}) needs a table to measure the error on: use from_pretrained, "
+                "or give rank= or ratio=."
+            )
+        if self.ratio is not None:
+            return self.largest(budget, self.ratio)
+        assert self.rank is not None
+        return self.with_rank(budget, self.rank, clip=False)
+
+    def largest(self, budget: Budget, ratio: float) -> Structure:
+        """The largest uniform rank that is still ``ratio`` times smaller than the dense table, by bisection."""
+
+        def fits(rank: int) -> bool:
+            return budget.ratio(self.with_rank(budget, rank, clip=True)) >= ratio
+
+        if not fits(1):
+            most = budget.ratio(self.with_rank(budget, 1, clip=True))
+            raise ValueError(
+                f"ratio={ratio:g} for {self.name}: at rank 1 this table of {budget.rows} x {budget.cols} is "
+                f"{most:.4g} times smaller, the most it can be; ask for at most that, or change the order or shape."
+            )
+        low, high = 1, 2
+        # Beyond rows * cols no format has a use for more rank: clipping has settled the size by then.
+        while high <= budget.rows * budget.cols and fits(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return self.with_rank(budget, low, clip=True)
+
+    def target(self, budget: Budget) -> Structure:
+        """The structure a fit by rank or ratio aims at; a fit has no use for more rank than the table has."""
+        if self.ratio is not None:
+            return self.largest(budget, self.ratio)
+        assert self.rank is not None
+        return self.with_rank(budget, self.rank, clip=True)
+
+    def error_bound(self, table: Tensor, budget: Budget, *, parts: int) -> float | None:
+        """The Frobenius error a fit by ``rel_error`` may make, less what rounding ``parts`` tensors can add."""
+        if self.rel_error is None:
+            return None
+        rounding = parts * torch.finfo(budget.dtype).eps / 2
+        if self.rel_error <= rounding:
+            raise ValueError(
+                f"rel_error={self.rel_error:g}: {parts} tensors of {str(budget.dtype)[6:]} are themselves rounded by "
+                f"about {rounding:.1g}; ask for more than that, or give a wider dtype=."
+            )
+        return frobenius(table) * math.sqrt(self.rel_error**2 - rounding**2)
+
+
+def as_ranks(ranks: Sequence[int] | None) -> tuple[int, ...] | None:
+    """Lists become tuples, so that formats and structures stay hashable."""
+    return None if ranks is None else tuple(ranks)

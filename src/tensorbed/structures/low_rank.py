@@ -1,0 +1,72 @@
+"""The low-rank factorisation: the baseline of the paper."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tensorbed.decompose.truncate import truncate
+from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std
+from tensorbed.structures.formats import Budget, Fit, RankedFormat
+from tensorbed.structures.registry import register
+
+
+@register("low_rank")
+@dataclass(frozen=True)
+class LowRankMatrix(Structure):
+    """``U @ V.T``: the factorised table every structured one is measured against. Its matrix rank is ``rank``.
+
+    Shape:
+        - u: ``(rows, rank)``
+        - v: ``(cols, rank)``
+    """
+
+    rank: int
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec("u", (self.rows, self.rank)), TensorSpec("v", (self.cols, self.rank)))
+
+    def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        return p["u"].index_select(0, index) @ p["v"].T
+
+    def full(self, p: Params) -> Tensor:  # -> (rows, cols)
+        return p["u"] @ p["v"].T
+
+    def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
+        return (x @ p["v"]) @ p["u"][start:stop].T
+
+    def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
+        # A sum of R products of two independent normals has variance R: the paper's equation at order 2.
+        for tensor in p.values():
+            tensor.normal_(std=(std / self.rank**0.5) ** 0.5, generator=generator)
+        u, v = p["u"].double(), p["v"].double()
+        scale_to_std(p, ((u.T @ u) * (v.T @ v)).sum(), self.rows * self.cols, std)
+
+    def describe(self) -> str:
+        note = f" (at most {most} useful)" if self.rank > (most := min(self.rows, self.cols)) else ""
+        return f"rank={self.rank}{note}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRank(RankedFormat):
+    """``tb.LowRank(rank=64)``, ``tb.LowRank(ratio=8)`` or, for fitting, ``tb.LowRank(rel_error=0.1)``."""
+
+    def with_rank(self, budget: Budget, rank: int, *, clip: bool) -> LowRankMatrix:
+        most = min(budget.rows, budget.cols)
+        return LowRankMatrix(budget.rows, budget.cols, min(rank, most) if clip else rank)
+
+    def fit(self, table: Tensor, budget: Budget) -> Fit:
+        """The best approximation of its rank, by singular values (Eckart and Young)."""
+        bound = self.error_bound(table, budget, parts=2)
+        if bound is None:
+            aim = self.target(budget)
+            assert isinstance(aim, LowRankMatrix)
+            found = truncate(table, rank=aim.rank, label="fitting low rank")
+        else:
+            found = truncate(table, bound=bound, label="fitting low rank")
+        # The scale is shared between the two factors, so that both train at the same pace.
+        size = found.right.norm(dim=1).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+        u, v = found.left * size, (found.right / size[:, None]).T
+        return Fit(LowRankMatrix(budget.rows, budget.cols, u.shape[1]), {"u": u, "v": v})

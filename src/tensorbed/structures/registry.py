@@ -1,0 +1,34 @@
+"""The names under which structures are stored, tested and found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import TypeVar
+
+from tensorbed.structures.base import Structure
+
+S = TypeVar("S", bound=type[Structure])
+
+_STRUCTURES: dict[str, type[Structure]] = {}
+
+
+def register(kind: str) -> Callable[[S], S]:
+    """Class decorator: give a structure its name."""
+
+    def enter(cls: S) -> S:
+        if kind in _STRUCTURES and _STRUCTURES[kind].__qualname__ != cls.__qualname__:
+            raise ValueError(
+                f'structure "{kind}" is {_STRUCTURES[kind].__qualname__} already; choose another name for '
+                f"{cls.__qualname__}."
+            )
+        cls.kind = kind
+        _STRUCTURES[kind] = cls
+        return cls
+
+    return enter
+
+
+def registered() -> MappingProxyType[str, type[Structure]]:
+    """Every registered structure by name."""
+    return MappingProxyType(_STRUCTURES)

@@ -1,0 +1,41 @@
+"""The tensor ring of the paper's Appendix C."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tensorbed.decompose.ring import improve, tr_svd
+from tensorbed.structures.chain import ChainFormat, ChainMatrix
+from tensorbed.structures.registry import register
+
+
+@register("tensor_ring")
+@dataclass(frozen=True)
+class TensorRingMatrix(ChainMatrix):
+    """``R_0 = R_N > 1``: the chain is closed by a trace."""
+
+    @staticmethod
+    def shown_ranks(ranks: tuple[int, ...]) -> tuple[int, ...]:
+        return ranks[:-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorRing(ChainFormat):
+    """``tb.TensorRing(rank=8)``, ``(ratio=50)``, ``(ranks=[4, 8, 8])`` or, for fitting, ``(rel_error=0.1)``.
+
+    ``ranks`` are ``(R_0, ..., R_{N-1})``; ``R_N = R_0``.
+    """
+
+    structure = TensorRingMatrix
+
+    def bonds(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        return (*ranks, ranks[0])
+
+    def given(self, order: int) -> int:
+        return order
+
+    def decompose(self, tensor: Tensor, ranks: tuple[int, ...] | None, bound: float | None) -> list[Tensor]:
+        return improve(tensor, tr_svd(tensor, ranks[:-1] if ranks else None, bound))

@@ -1,0 +1,44 @@
+"""The tensor train (TT-matrix) of the paper's Section 4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from tensorbed.decompose.train import tt_svd
+from tensorbed.structures.chain import ChainFormat, ChainMatrix
+from tensorbed.structures.registry import register
+
+
+@register("tensor_train")
+@dataclass(frozen=True)
+class TensorTrainMatrix(ChainMatrix):
+    r"""``R_0 = R_N = 1``: a row is a vector, ``N - 2`` matrices and a vector multiplied (eq. 2).
+
+    Almost every such table has full matrix rank ``min(I, J)`` (Theorem 1).
+    """
+
+    @staticmethod
+    def shown_ranks(ranks: tuple[int, ...]) -> tuple[int, ...]:
+        return ranks[1:-1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorTrain(ChainFormat):
+    """``tb.TensorTrain(rank=16)``, ``(ratio=50)``, ``(ranks=[8, 16])`` or, for fitting, ``(rel_error=0.1)``.
+
+    ``ranks`` are the inner ones, ``(R_1, ..., R_{N-1})``.
+    """
+
+    structure = TensorTrainMatrix
+
+    def bonds(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        return (1, *ranks, 1)
+
+    def given(self, order: int) -> int:
+        return order - 1
+
+    def decompose(self, tensor: Tensor, ranks: tuple[int, ...] | None, bound: float | None) -> list[Tensor]:
+        return tt_svd(tensor, ranks[1:-1] if ranks else None, bound)
