@@ -45,6 +45,7 @@ def _(index: Tensor, rows: int) -> Tensor:
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
     """Autocast off: a lookup returns the parameters' dtype, as ``torch.nn.Embedding`` does."""
-    if torch.is_autocast_enabled(tensor.device.type):
-        return torch.autocast(tensor.device.type, enabled=False)
+    device = tensor.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
     return nullcontext()

@@ -108,10 +108,8 @@ def pool_rows(rows: Tensor, bags: Bags, mode: str, padding_idx: int | None) -> T
     return pooled[:count]
 
 
-def pool_unique(
-    rows: Tensor, inverse: Tensor, bags: Bags, mode: str, padding: int | None, scale_grad_by_freq: bool
-) -> Tensor:  # (u, cols), (n,) -> (bags, cols)
-    """Unique rows as a small table for torch's own bag kernels, so that rows are never written once an index."""
+def pool_unique(rows: Tensor, inverse: Tensor, bags: Bags, mode: str, padding: int | None) -> Tensor:
+    """Unique rows ``(u, cols)`` as a small table for torch's own bag kernels: no row is written once an index."""
     end = torch.as_tensor(bags.end, device=bags.starts.device).reshape(1)
     return F.embedding_bag(
         inverse,
@@ -121,7 +119,6 @@ def pool_unique(
         per_sample_weights=bags.per_sample_weights,
         include_last_offset=True,
         padding_idx=padding,
-        scale_grad_by_freq=scale_grad_by_freq,
     )
 
 
@@ -132,7 +129,12 @@ def scale_by_frequency(rows: Tensor, index: Tensor) -> Tensor:  # (*, cols), (*)
     ordered = index.reshape(-1).sort().values
     flat = index.reshape(-1)
     times = torch.searchsorted(ordered, flat, right=True) - torch.searchsorted(ordered, flat)
-    scale = times.reshape(index.shape).to(rows.dtype).reciprocal()[..., None]
+    return scale_gradient(rows, times.reshape(index.shape))
+
+
+def scale_gradient(rows: Tensor, times: Tensor) -> Tensor:  # (*, cols), (*) -> (*, cols)
+    """The rows unchanged; on the way back each gradient divided by ``times``."""
+    scale = times.to(rows.dtype).reciprocal()[..., None]
     scaled: Tensor = _ScaleGradient.apply(rows, scale)  # type: ignore[no-untyped-call]
     return scaled
 

@@ -105,11 +105,11 @@ class Chain:
 
     def first(self, core: Tensor) -> Tensor:
         """Slices of the first core as left products: ``(n, R_0, J_1, R_1) -> (n, R_0 * J_1, R_1)``."""
-        return core.reshape(core.shape[0], -1, self.ranks[1])
+        return core.flatten(1, 2)
 
     def after(self, product: Tensor, k: int) -> Tensor:
         """What level ``k`` made, as left products of the next: ``(n, width, J_k * R_k) -> (n, width * J_k, R_k)``."""
-        return product.reshape(product.shape[0], -1, self.ranks[k + 1])
+        return product.reshape(product.shape[0], self.width(k) * self.col_factors[k], self.ranks[k + 1])
 
 
 def take(chain: Chain, cores: Cores, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
@@ -120,7 +120,7 @@ def take(chain: Chain, cores: Cores, index: Tensor) -> Tensor:  # (n,) -> (n, co
         right = chain.slices(cores[k], k).index_select(0, digit[k])
         product = torch.bmm(chain.closed(left, k), right)
         left = product if k == chain.order - 1 else chain.after(product, k)
-    return left.reshape(-1, chain.cols)
+    return left.reshape(index.shape[0], chain.cols)
 
 
 def full(chain: Chain, cores: Cores) -> Tensor:  # -> (rows, cols)

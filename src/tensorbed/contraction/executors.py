@@ -93,10 +93,8 @@ class WholeTable:
 
     def backward(self, chain: Chain, cores: Cores, tape: Tensor, grad: Tensor) -> list[Tensor]:
         table_grad = sum_into(grad.reshape(-1, chain.cols), tape, chain.rows)
-        with torch.enable_grad():
-            leaves = [core.detach().requires_grad_() for core in cores]
-            table = full(chain, leaves)
-        return list(torch.autograd.grad(table, leaves, table_grad))
+        _, pull_back = torch.func.vjp(lambda *leaves: full(chain, leaves), *cores)
+        return list(pull_back(table_grad))
 
 
 EXECUTORS: dict[str, Executor] = {

@@ -12,13 +12,9 @@ from tensorbed.decompose.truncate import truncate
 
 
 def tensorize(table: Tensor, row_factors: Sequence[int], col_factors: Sequence[int]) -> Tensor:
-    """The table as the N-way tensor of the paper, padded rows zero: ``(I, J) -> (I_1 J_1, ..., I_N J_N)``."""
-    order, rows = len(row_factors), math.prod(row_factors)
-    padded = table.detach()
-    if rows > table.shape[0]:
-        padded = table.new_zeros(rows, table.shape[1])
-        padded[: table.shape[0]] = table.detach()
-    split = padded.reshape(*row_factors, *col_factors)
+    """A padded table as the N-way tensor of the paper: ``(prod I_k, J) -> (I_1 J_1, ..., I_N J_N)``."""
+    order = len(row_factors)
+    split = table.reshape(*row_factors, *col_factors)
     pairs = [axis for k in range(order) for axis in (k, order + k)]
     return split.permute(pairs).reshape([i * j for i, j in zip(row_factors, col_factors, strict=True)])
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from tensorbed.dispatch import full_precision, is_traced
 from tensorbed.functional import lookup
 from tensorbed.nn.table import StructuredTable, TableOptions
-from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency
+from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency, scale_gradient
 from tensorbed.structures import Format
 
 
@@ -98,13 +98,15 @@ class EmbeddingBag(StructuredTable):
         return pool_rows(rows, bags, self.mode, self.padding_idx)
 
     def _pool_unique(self, bags: Bags) -> Tensor:
-        unique, inverse = torch.unique(bags.index, return_inverse=True)
+        unique, inverse, times = torch.unique(bags.index, return_inverse=True, return_counts=True)
         rows = lookup(self.structure, self.params(), unique, impl=self.impl)
+        if self.scale_grad_by_freq:
+            rows = scale_gradient(rows, times)
         padding = None
         if self.padding_idx is not None:
             at = (unique == self.padding_idx).nonzero()
             padding = int(at[0]) if at.numel() else None
-        return pool_unique(rows, inverse, bags, self.mode, padding, self.scale_grad_by_freq)
+        return pool_unique(rows, inverse, bags, self.mode, padding)
 
     def extra_repr(self) -> str:
         last = ", include_last_offset=True" if self.include_last_offset else ""

@@ -49,6 +49,7 @@ class Structure(ABC):
     kind: ClassVar[str]  # set by @register
     can_initialise: ClassVar[bool] = True
     can_differentiate: ClassVar[bool] = True
+    fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
 
     rows: int
     cols: int

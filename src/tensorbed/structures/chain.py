@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from typing import ClassVar
@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tensorbed.contraction.chain import Chain, full, sum_of_squares, take
 from tensorbed.contraction.operators import IMPLS, chain_rows
-from tensorbed.decompose.train import split_core, tensorize
+from tensorbed.decompose.train import frobenius, split_core, tensorize
+from tensorbed.progress import track
 from tensorbed.shapes import Shape, check_shape, suggest_shape, useful_ranks
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std
 from tensorbed.structures.formats import Budget, Fit, RankedFormat, as_ranks
@@ -162,8 +163,46 @@ class ChainFormat(RankedFormat):
             aim = self._made(budget, self.ranks, clip=True) if self.ranks is not None else self.target(budget)
             assert isinstance(aim, ChainMatrix)
             ranks = aim.ranks
-        found = self.decompose(tensorize(table, row_factors, col_factors), ranks, bound)
-        bonds = (*[core.shape[0] for core in found], found[0].shape[0])
-        structure = self.structure(budget.rows, budget.cols, row_factors, col_factors, bonds)
-        stored = [split_core(core, i, j) for core, i, j in zip(found, row_factors, col_factors, strict=True)]
+        padded = _padded(table, prod(row_factors))
+        rounds = 1 + (_rounds(padded) if ranks is not None and padded.shape[0] > table.shape[0] else 0)
+        for _ in track(range(rounds), f"fitting {self.name}, filling the padding"):
+            found = self.decompose(tensorize(padded, row_factors, col_factors), ranks, bound)
+            bonds = (*[core.shape[0] for core in found], found[0].shape[0])
+            structure = self.structure(budget.rows, budget.cols, row_factors, col_factors, bonds)
+            stored = [split_core(core, i, j) for core, i, j in zip(found, row_factors, col_factors, strict=True)]
+            if rounds == 1 or _fill(padded, structure.chain, stored):
+                break
         return Fit(structure, {spec.name: core for spec, core in zip(structure.tensors(), stored, strict=True)})
+
+
+# Padded rows are free: nobody looks them up. Zeros there are as good as anything for most tables, but spoil the rank
+# of one that has the format's structure; filling in what the fit itself says, and fitting again, restores it.
+_SETTLED = 1e-9  # a filling that moved by less, against the table, is final
+_IDLE = 1e-2  # and so is one that moved by less than this fraction of what the fit misses anyway
+
+
+def _padded(table: Tensor, rows: int) -> Tensor:
+    """The table with zero rows up to ``rows``, in float64 where that is cheap."""
+    dtype = torch.float64 if table.numel() <= 2**22 else table.dtype
+    if rows == table.shape[0]:
+        return table.to(dtype)
+    padded = torch.zeros(rows, table.shape[1], dtype=dtype, device=table.device)
+    padded[: table.shape[0]] = table
+    return padded
+
+
+def _rounds(padded: Tensor) -> int:
+    """How often a fit may be repeated for the padding's sake: not at all for tables whose fit takes long."""
+    return min(400, 2**26 // padded.numel())
+
+
+def _fill(padded: Tensor, chain: Chain, stored: list[Tensor]) -> bool:
+    """Overwrite the padded rows with those of the fit; whether another fit would not differ."""
+    index = torch.arange(chain.rows, padded.shape[0], device=padded.device)
+    rows = take(chain, [core.to(padded.dtype) for core in stored], index)
+    norm, moved = frobenius(padded), frobenius(padded[chain.rows :] - rows)
+    # A fit is a projection: what it misses and what it holds are at right angles.
+    held = float(sum_of_squares(replace(chain, rows=padded.shape[0]), stored))
+    missed = max(0.0, norm**2 - held) ** 0.5
+    padded[chain.rows :] = rows
+    return moved <= max(_SETTLED * norm, _IDLE * missed)

@@ -17,6 +17,8 @@ from tensorbed.structures.registry import register
 class TensorRingMatrix(ChainMatrix):
     """``R_0 = R_N > 1``: the chain is closed by a trace."""
 
+    fits_exactly = False  # alternating least squares may stop at a local optimum
+
     @staticmethod
     def shown_ranks(ranks: tuple[int, ...]) -> tuple[int, ...]:
         return ranks[:-1]

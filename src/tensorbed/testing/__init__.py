@@ -1,0 +1,29 @@
+"""The conformance suite: give it samples of a structure and inherit the laws as tests.
+
+For the author of a new structure, in a test module::
+
+    from tensorbed.testing import BagParity, EmbeddingParity, Sample, StructureLaws, TracingLaws
+
+
+    class TestMine(StructureLaws, EmbeddingParity, BagParity, TracingLaws):
+        samples = (Sample(MyFormat(rank=3), rows=97, cols=24), Sample(MyFormat(rank=1), rows=50, cols=13))
+
+Needs pytest. What a structure declares it cannot do (``can_initialise``, ``can_differentiate``) is skipped, and
+nothing else.
+"""
+
+from tensorbed.testing.laws import StructureLaws
+from tensorbed.testing.layers import BagParity, EmbeddingParity
+from tensorbed.testing.samples import Draw, Sample, assert_near, largest_allocation
+from tensorbed.testing.tracing import TracingLaws
+
+__all__ = [
+    "BagParity",
+    "Draw",
+    "EmbeddingParity",
+    "Sample",
+    "StructureLaws",
+    "TracingLaws",
+    "assert_near",
+    "largest_allocation",
+]

@@ -1,0 +1,252 @@
+"""Parity of the layers with ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag`` loaded with the same table."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tensorbed.nn import Embedding, EmbeddingBag
+from tensorbed.nn.table import StructuredTable
+from tensorbed.testing.samples import Conformance, Draw, Sample, assert_all_near, assert_near, largest_allocation
+
+
+def _leaves(layer: nn.Module) -> list[Tensor]:
+    return [p for p in layer.parameters() if p.requires_grad]
+
+
+def _made(sample: Sample, kind: type[Any] = Embedding, **options: Any) -> Any:
+    torch.manual_seed(0)
+    if sample.structure.can_initialise:
+        return kind(sample.rows, sample.cols, sample.format, std=1.0, dtype=torch.float64, **options)
+    table = Draw(sample, seed=0).normal(sample.rows, sample.cols)
+    return kind.from_pretrained(table, sample.format, freeze=False, **options)
+
+
+def _through_table(layer: StructuredTable, table_grad: Tensor) -> list[Tensor]:
+    """The parameters' gradients that a gradient of the dense twin's table stands for."""
+    return list(torch.autograd.grad(layer.weight, _leaves(layer), table_grad))
+
+
+class EmbeddingParity(Conformance):
+    """``tb.Embedding`` against ``torch.nn.Embedding``; inherit with ``samples`` set."""
+
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"padding_idx": 2}, {"padding_idx": -1}, {"scale_grad_by_freq": True}],
+        ids=["plain", "padding", "negative-padding", "by-frequency"],
+    )
+    def test_values_and_gradients(self, sample: Sample, impl: str, draw: Draw, options: dict[str, Any]) -> None:
+        layer = _made(sample, impl=impl, **options)
+        twin = nn.Embedding.from_pretrained(layer.weight.detach().clone(), freeze=False, **options)
+        index = draw.index(4, 6)
+        index[1, :3] = 2
+        index[2, :2] = sample.rows - 1
+        assert layer.padding_idx == twin.padding_idx
+        out = layer(index)
+        assert_near(out, twin(index))
+        if draw.differentiable:
+            grad = draw.normal(*out.shape)
+            out.backward(grad)
+            twin(index).backward(grad)
+            assert twin.weight.grad is not None
+            expected = _through_table(layer, twin.weight.grad)
+            assert_all_near([p.grad for p in _leaves(layer)], expected)
+
+    def test_the_padding_row(self, sample: Sample) -> None:
+        layer = _made(sample, padding_idx=1)
+        assert layer(torch.tensor([1])).count_nonzero() == 0
+        assert layer.weight[1].count_nonzero() == 0
+        assert (layer.weight[[0, 2]].abs().sum(1) > 0).all()
+        table = layer.weight.detach().clone()
+        table[1] = torch.arange(sample.cols)
+        fitted = Embedding.from_pretrained(table, sample.format, padding_idx=1)
+        assert torch.equal(fitted(torch.tensor([1, 1]))[0], table[1])
+        assert torch.equal(fitted.weight[1], table[1])
+        dense_bytes = table.numel() * 8
+        stored = fitted.structure.bytes(torch.float64) + sample.cols * 8
+        assert fitted.compression_ratio == pytest.approx(dense_bytes / stored)
+
+    def test_from_pretrained_freezes_as_torch_does(self, sample: Sample) -> None:
+        table = _made(sample).weight.detach()
+        frozen = Embedding.from_pretrained(table, sample.format)
+        assert frozen.fit_error is not None
+        assert not any(p.requires_grad for p in frozen.parameters())
+        if sample.structure.can_differentiate:
+            thawed = Embedding.from_pretrained(table, sample.format, freeze=False)
+            assert all(p.requires_grad for p in thawed.parameters())
+
+    def test_nothing_of_the_table_s_size_is_allocated(self, sample: Sample, impl: str, draw: Draw) -> None:
+        if impl == "whole_table" or not sample.is_small:
+            pytest.skip("makes the table by its name" if impl == "whole_table" else "tensors as large as the table")
+        layer = _made(sample, impl=impl, padding_idx=0)
+        bag = _made(sample, EmbeddingBag, impl=impl)
+        index = draw.index(2, 4)
+        with largest_allocation() as most:
+            out, pooled = layer(index), bag(index)
+            if draw.differentiable:
+                (out.sum() + pooled.sum()).backward()
+            assert sample.cols <= most() < sample.rows * sample.cols / 2
+
+    def test_state(self, sample: Sample, draw: Draw) -> None:
+        layer = _made(sample, padding_idx=3)
+        state = layer.state_dict()
+        assert list(state) == [*(spec.name for spec in layer.structure.tensors()), "padding_row"]
+        index = draw.index(8)
+        expected = layer(index)
+        for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            assert torch.equal(other(index), expected)
+        file = io.BytesIO()
+        torch.save(state, file)
+        file.seek(0)
+        other = _made(sample, padding_idx=3)
+        with torch.no_grad():
+            for tensor in other.params().values():
+                tensor.zero_()
+        other.load_state_dict(torch.load(file, weights_only=True))
+        assert torch.equal(other(index), expected)
+
+    def test_a_dense_checkpoint_is_refused_with_the_way_out(self, sample: Sample) -> None:
+        layer = _made(sample)
+        before = [p.clone() for p in layer.parameters()]
+        with pytest.raises(RuntimeError, match=r"Embedding\.from_pretrained"):
+            layer.load_state_dict({"weight": torch.zeros(sample.rows, sample.cols)})
+        assert all(torch.equal(a, b) for a, b in zip(before, layer.parameters(), strict=True))
+
+    def test_meta_device_and_reset(self, sample: Sample) -> None:
+        if not sample.structure.can_initialise:
+            pytest.skip(f"{sample.structure.kind} declares that it cannot be drawn")
+        layer = Embedding(sample.rows, sample.cols, sample.format, std=0.5, device="meta", padding_idx=0)
+        assert layer(torch.zeros(2, 3, dtype=torch.int64, device="meta")).shape == (2, 3, sample.cols)
+        layer = layer.to_empty(device="cpu")
+        layer.reset_parameters()
+        with torch.no_grad():
+            drawn = layer.structure.full(layer.params())
+            assert float(drawn.square().mean().sqrt()) == pytest.approx(0.5, rel=1e-4)
+            assert torch.equal(layer.weight[1:], drawn[1:])
+            assert layer.weight[0].count_nonzero() == 0
+
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    def test_autocast_leaves_the_parameters_dtype(self, sample: Sample, impl: str, draw: Draw, dtype: Any) -> None:
+        layer = _made(sample, impl=impl).to(dtype)
+        index = draw.index(6)
+        expected = layer(index)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = layer(index)
+        assert out.dtype == dtype
+        assert torch.equal(out, expected)
+
+    def test_functional_call_and_func_grad(self, sample: Sample, impl: str, draw: Draw) -> None:
+        layer = _made(sample, impl=impl)
+        index = draw.index(5)
+        params = {name: 2 * p.detach() for name, p in layer.named_parameters()}
+
+        def loss(p: dict[str, Tensor]) -> Tensor:
+            out: Tensor = torch.func.functional_call(layer, p, (index,))
+            return out.square().sum()
+
+        if draw.differentiable:
+            made = torch.func.grad(loss)(params)
+            leaves = {name: p.requires_grad_() for name, p in params.items()}
+            expected = torch.autograd.grad(loss(leaves), list(leaves.values()))
+            assert_all_near(list(made.values()), list(expected))
+        else:
+            assert loss(params) >= 0
+
+    def test_repr_shows_the_sizes(self, sample: Sample) -> None:
+        layer = _made(sample)
+        shown = repr(layer)
+        for part in (f"{sample.rows}, {sample.cols}", layer.structure.kind, f"parameters={layer.structure.numel:,}"):
+            assert part in shown
+
+
+class BagParity(Conformance):
+    """``tb.EmbeddingBag`` against ``torch.nn.EmbeddingBag``; inherit with ``samples`` set."""
+
+    @pytest.mark.parametrize("impl_name", ["auto", "reference"])
+    @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+    @pytest.mark.parametrize("padding_idx", [None, 2, -1])
+    def test_values_and_gradients(
+        self, sample: Sample, draw: Draw, mode: str, padding_idx: int | None, impl_name: str
+    ) -> None:
+        layer = _made(sample, EmbeddingBag, mode=mode, padding_idx=padding_idx, impl=impl_name)
+        twin = self._twin(layer)
+        index = draw.index(12)
+        index[4:7], index[11] = 2, sample.rows - 1
+        offsets = torch.tensor([0, 3, 3, 4, 7, 12])  # empty bags inside and at the end, one of padding only
+        for arguments in ((index, offsets), (index.reshape(3, 4), None), (index.int(), offsets.int())):
+            self._compare(layer, twin, draw, *arguments)
+
+    def test_last_offset(self, sample: Sample, draw: Draw) -> None:
+        for impl in ("auto", "reference"):
+            layer = _made(sample, EmbeddingBag, mode="mean", include_last_offset=True, impl=impl)
+            self._compare(layer, self._twin(layer), draw, draw.index(9), torch.tensor([0, 2, 5, 9]))
+
+    def test_per_sample_weights(self, sample: Sample, draw: Draw) -> None:
+        for impl in ("auto", "reference"):
+            layer = _made(sample, EmbeddingBag, mode="sum", impl=impl, padding_idx=1)
+            weights = draw.normal(9).requires_grad_()
+            index = draw.index(9)
+            index[3] = 1
+            self._compare(layer, self._twin(layer), draw, index, torch.tensor([0, 4]), weights)
+            square = draw.normal(3, 3).requires_grad_()
+            self._compare(layer, self._twin(layer), draw, index.reshape(3, 3), None, square)
+
+    def test_scale_by_frequency(self, sample: Sample, draw: Draw) -> None:
+        for impl in ("auto", "reference"):
+            layer = _made(sample, EmbeddingBag, mode="sum", impl=impl, scale_grad_by_freq=True)
+            index = draw.index(9)
+            index[4:7] = 2
+            offsets, grad = torch.tensor([0, 5]), draw.normal(2, sample.cols)
+            # The oracle is arithmetic: torch's own CPU kernel divides by the counts of other rows (as of 2.13).
+            twin = nn.EmbeddingBag.from_pretrained(layer.weight.detach().clone(), freeze=False, mode="sum")
+            twin(index, offsets).backward(grad)
+            assert twin.weight.grad is not None
+            times = torch.bincount(index, minlength=sample.rows).clamp_min(1)[:, None]
+            out = layer(index, offsets)
+            assert_near(out, twin(index, offsets))
+            if draw.differentiable:
+                made = torch.autograd.grad(out, _leaves(layer), grad)
+                assert_all_near(made, _through_table(layer, twin.weight.grad / times))
+
+    def test_no_indices(self, sample: Sample) -> None:
+        for impl in ("auto", "reference"):
+            layer = _made(sample, EmbeddingBag, impl=impl)
+            empty = torch.empty(0, dtype=torch.int64)
+            assert layer(empty, torch.tensor([0, 0])).tolist() == [[0.0] * sample.cols] * 2
+            assert layer(empty, empty).shape == (0, sample.cols)
+            assert layer(empty.reshape(3, 0)).tolist() == [[0.0] * sample.cols] * 3
+
+    @staticmethod
+    def _twin(layer: EmbeddingBag) -> nn.EmbeddingBag:
+        return nn.EmbeddingBag.from_pretrained(
+            layer.weight.detach().clone(),
+            freeze=False,
+            mode=layer.mode,
+            padding_idx=layer.padding_idx,
+            include_last_offset=layer.include_last_offset,
+        )
+
+    @staticmethod
+    def _compare(
+        layer: EmbeddingBag,
+        twin: nn.EmbeddingBag,
+        draw: Draw,
+        index: Tensor,
+        offsets: Tensor | None,
+        weights: Tensor | None = None,
+    ) -> None:
+        out, expected = layer(index, offsets, weights), twin(index, offsets, weights)
+        assert_near(out, expected)
+        if not draw.differentiable:
+            return
+        grad = draw.normal(*out.shape)
+        extra = [] if weights is None else [weights]
+        made = torch.autograd.grad(out, [*_leaves(layer), *extra], grad)
+        table_grad, *extra_grad = torch.autograd.grad(expected, [twin.weight, *extra], grad)
+        assert_all_near(made, [*_through_table(layer, table_grad), *extra_grad])

@@ -1,0 +1,150 @@
+"""What the suite's tests are made from: samples, drawn tensors, a tolerance, and a watch on allocations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from tensorbed.structures import Format, Params, Structure
+from tensorbed.structures.formats import Budget
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A format bound to one size."""
+
+    format: Format
+    rows: int
+    cols: int
+
+    @property
+    def structure(self) -> Structure:
+        return self.format.bind(Budget(self.rows, self.cols))
+
+    @property
+    def is_small(self) -> bool:
+        """Whether the tensors are so much smaller than the table that an allocation of its size stands out."""
+        return self.structure.numel * 64 <= self.rows * self.cols
+
+    def __str__(self) -> str:
+        structure = self.structure
+        return f"{structure.kind}-{self.rows}x{self.cols}-{structure.describe()}".replace(" ", "")
+
+
+class Conformance:
+    """Parametrises inherited tests: ``sample`` over the class's samples, ``impl`` over each one's ways to compute."""
+
+    samples: ClassVar[Sequence[Sample]] = ()
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Called by pytest for each test of the class."""
+        samples = self.samples
+        if hasattr(metafunc.function, "few"):
+            # Compiling takes seconds: one sample of each kind and way is enough to see that tracing works.
+            samples = list({s.structure.kind: s for s in reversed(samples)}.values())
+        if "impl" in metafunc.fixturenames:
+            pairs = [(s, impl) for s in samples for impl in s.structure.impls]
+            metafunc.parametrize(("sample", "impl"), pairs, ids=[f"{s}-{impl}" for s, impl in pairs])
+        elif "sample" in metafunc.fixturenames:
+            metafunc.parametrize("sample", samples, ids=str)
+
+    @pytest.fixture
+    def draw(self, sample: Sample) -> Draw:
+        return Draw(sample, seed=0)
+
+
+def few(test: Callable[..., None]) -> Callable[..., None]:
+    """Run a test on the first sample of each structure only."""
+    test.few = True  # type: ignore[attr-defined]
+    return test
+
+
+class Draw:
+    """Random tensors for a sample, the same at every run; the table has entries of size 1."""
+
+    def __init__(self, sample: Sample, seed: int) -> None:
+        self.sample, self.structure = sample, sample.structure
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def params(self, dtype: torch.dtype = torch.float64, *, grad: bool = True) -> dict[str, Tensor]:
+        """Tensors of the structure, drawn or, where it cannot be, fitted to a drawn table."""
+        if self.structure.can_initialise:
+            drawn: Params = {
+                s.name: torch.empty(s.shape, dtype=s.dtype or torch.float64) for s in self.structure.tensors()
+            }
+            self.structure.initialise(drawn, 1.0, self.generator)
+        else:
+            drawn = self.sample.format.fit(self.normal(self.sample.rows, self.sample.cols), self.budget).params
+        return {
+            s.name: drawn[s.name].to(s.dtype or dtype).requires_grad_(grad and s.trainable and self.differentiable)
+            for s in self.structure.tensors()
+        }
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(self.sample.rows, self.sample.cols)
+
+    @property
+    def differentiable(self) -> bool:
+        return self.structure.can_differentiate
+
+    def normal(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+        return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(dtype)
+
+    def index(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
+        """Indices with repetitions, the first and the last row among them where there is room."""
+        drawn = torch.randint(0, self.sample.rows, shape, generator=self.generator)
+        if drawn.numel() >= 4:
+            flat = drawn.view(-1)
+            flat[0], flat[1], flat[2] = 0, self.sample.rows - 1, flat[3]
+        return drawn.to(dtype)
+
+
+def assert_near(actual: Tensor, expected: Tensor, *, units: float | None = None) -> None:
+    """Equal shape, dtype and device, and a relative Frobenius error of a few units in the last place.
+
+    Units default to 64 for single and double precision and 4 for the half precisions, whose unit is a percent.
+    """
+    assert actual.shape == expected.shape, f"shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
+    assert actual.dtype == expected.dtype, f"dtype {actual.dtype}, expected {expected.dtype}"
+    assert actual.device == expected.device, f"device {actual.device}, expected {expected.device}"
+    actual, expected = actual.detach(), expected.detach()
+    units = units or (64 if actual.dtype.itemsize >= 4 else 4)
+    error = float(torch.linalg.vector_norm(actual.double() - expected.double()))
+    bound = units * torch.finfo(actual.dtype).eps * float(torch.linalg.vector_norm(expected.double()))
+    assert error <= bound, f"off by {error:.3g} in Frobenius norm, {bound:.3g} allowed"
+
+
+def assert_all_near(actual: Sequence[Tensor], expected: Sequence[Tensor], *, units: float | None = None) -> None:
+    """:func:`assert_near` for each pair."""
+    for one, other in zip(actual, expected, strict=True):
+        assert_near(one, other, units=units)
+
+
+class _Watch(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                # A view shows its storage: expanded or sliced, what counts is the memory behind it.
+                self.most = max(self.most, leaf.untyped_storage().nbytes() // leaf.element_size())
+        return out
+
+
+@contextmanager
+def largest_allocation() -> Iterator[Callable[[], int]]:
+    """Watch every tensor made below the operators; the value yielded tells the most elements one of them had."""
+    with _Watch() as watch:
+        yield lambda: watch.most

@@ -1,0 +1,89 @@
+"""Compiled and exported layers compute what eager ones do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tensorbed.nn import Embedding, EmbeddingBag
+from tensorbed.testing.layers import _leaves, _made
+from tensorbed.testing.samples import Conformance, Draw, Sample, assert_all_near, assert_near, few
+
+_DYNAMIC = torch.export.Dim.DYNAMIC
+
+
+class TracingLaws(Conformance):
+    """``torch.compile``, ``torch.export`` and ONNX; inherit with ``samples`` set."""
+
+    @few
+    def test_compiled_lookup(self, sample: Sample, draw: Draw) -> None:
+        layer = _made(sample, padding_idx=1).float()
+        compiled = torch.compile(layer, fullgraph=True)
+        for shape in ((3, 4), (5, 6)):
+            index = draw.index(*shape)
+            out, expected = compiled(index), layer(index)
+            assert_near(out, expected)
+            if draw.differentiable:
+                grad = draw.normal(*out.shape, dtype=torch.float32)
+                assert_all_near(
+                    torch.autograd.grad(out, _leaves(layer), grad), torch.autograd.grad(expected, _leaves(layer), grad)
+                )
+        with pytest.raises(IndexError, match=f"index {sample.rows} is out of range"):
+            compiled(torch.full((3, 4), sample.rows))
+
+    @few
+    def test_compiled_bag(self, sample: Sample, draw: Draw) -> None:
+        layer = _made(sample, EmbeddingBag, padding_idx=1, mode="mean").float()
+        compiled = torch.compile(layer, fullgraph=True)
+        for n in (7, 12):
+            index, offsets = draw.index(n), torch.tensor([0, 2, 2, 5])
+            out, expected = compiled(index, offsets), layer(index, offsets)
+            assert_near(out, expected)
+            if draw.differentiable:
+                assert_all_near(
+                    torch.autograd.grad(out.sum(), _leaves(layer)), torch.autograd.grad(expected.sum(), _leaves(layer))
+                )
+        with pytest.raises(IndexError, match="index -1 is out of range"):
+            compiled(torch.full((7,), -1), torch.tensor([0, 2, 2, 5]))
+
+    def test_exported_lookup(self, sample: Sample, draw: Draw) -> None:
+        layer = _made(sample, padding_idx=1)
+        exported = torch.export.export(layer, (draw.index(3, 4),), dynamic_shapes=({0: _DYNAMIC, 1: _DYNAMIC},))
+        run = exported.module()
+        for shape in ((3, 4), (7, 2)):
+            index = draw.index(*shape)
+            assert_near(run(index), layer(index))
+        # An exported graph cannot raise: it clamps.
+        assert_near(run(torch.full((3, 4), sample.rows + 5)), layer(torch.full((3, 4), sample.rows - 1)))
+
+    def test_exported_bag(self, sample: Sample, draw: Draw) -> None:
+        layer = _made(sample, EmbeddingBag, padding_idx=1)
+        arguments = (draw.index(9), torch.tensor([0, 4, 4]))
+        exported = torch.export.export(layer, arguments, dynamic_shapes=({0: _DYNAMIC}, {0: _DYNAMIC}))
+        for n, offsets in ((9, [0, 4, 4]), (5, [0, 1, 3, 3, 5])):
+            index = draw.index(n)
+            assert_near(exported.module()(index, torch.tensor(offsets)), layer(index, torch.tensor(offsets)))
+
+    @few
+    @pytest.mark.filterwarnings("ignore")
+    def test_onnx(self, sample: Sample, draw: Draw, tmp_path: Any) -> None:
+        runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+        pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+
+        def check(layer: Embedding | EmbeddingBag, calls: list[tuple[Tensor, ...]]) -> None:
+            path = str(tmp_path / f"{type(layer).__name__}.onnx")
+            shapes = tuple(dict.fromkeys(range(t.dim()), _DYNAMIC) for t in calls[0])
+            torch.onnx.export(layer, calls[0], path, dynamo=True, dynamic_shapes=shapes, verbose=False)
+            session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+            names = [i.name for i in session.get_inputs()]
+            for call in calls:
+                fed = {name: t.numpy() for name, t in zip(names, call, strict=True)}
+                (out,) = session.run(None, fed)
+                assert_near(torch.from_numpy(out), layer(*call).detach())
+
+        check(_made(sample, padding_idx=1).float().eval(), [(draw.index(3, 4),), (draw.index(6, 2),)])
+        bag = _made(sample, EmbeddingBag, mode="sum").float().eval()
+        check(bag, [(draw.index(3, 4),), (draw.index(6, 2),)])

@@ -1,0 +1,34 @@
+"""Samples of every registered structure for the conformance suite."""
+
+from tensorbed import Dense, LowRank, TensorRing, TensorTrain
+from tensorbed.testing import Sample
+
+SAMPLES = {
+    "dense": [Sample(Dense(), 97, 12), Sample(Dense(), 5, 1)],
+    "low_rank": [
+        Sample(LowRank(rank=3), 997, 64),
+        Sample(LowRank(rank=1), 997, 96),
+        Sample(LowRank(rank=2), 50, 13),
+        Sample(LowRank(rank=9), 31, 7),  # more rank than the table can use
+    ],
+    "tensor_train": [
+        Sample(TensorTrain(rank=3), 1999, 48),  # padded vocabulary
+        Sample(TensorTrain(rank=1, order=2), 60, 6),
+        Sample(TensorTrain(rank=5, order=2), 97, 24),
+        Sample(TensorTrain(ranks=(2, 7), shape=((4, 5, 6), (2, 3, 4))), 101, 24),
+        Sample(TensorTrain(rank=4, order=4), 500, 16),
+        Sample(TensorTrain(ranks=(1, 3, 1, 2), order=5), 300, 32),
+        Sample(TensorTrain(rank=4, shape=((2, 2, 2, 2, 3, 2), (2, 1, 2, 1, 3, 2))), 91, 24),  # R_1 above 2 x 2
+        Sample(TensorTrain(rank=3, shape=((5, 4, 5), (1, 13, 1))), 96, 13),  # a prime dimension
+    ],
+    "tensor_ring": [
+        Sample(TensorRing(rank=2), 1999, 48),
+        Sample(TensorRing(rank=1, order=2), 60, 6),
+        Sample(TensorRing(rank=2, order=2), 97, 24),
+        Sample(TensorRing(ranks=(3, 2, 5), shape=((4, 5, 6), (2, 3, 4))), 101, 24),
+        Sample(TensorRing(rank=2, order=4), 500, 16),
+        Sample(TensorRing(ranks=(2, 1, 3, 1, 2), order=5), 300, 32),
+        Sample(TensorRing(rank=2, shape=((2, 2, 2, 2, 3, 2), (2, 1, 2, 1, 3, 2))), 91, 24),
+        Sample(TensorRing(rank=2, shape=((5, 4, 5), (1, 13, 1))), 96, 13),
+    ],
+}

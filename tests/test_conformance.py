@@ -1,0 +1,40 @@
+"""Every law, for every registered structure."""
+
+import pytest
+from samples import SAMPLES
+
+from tensorbed.structures import registered
+from tensorbed.testing import BagParity, EmbeddingParity, StructureLaws, TracingLaws
+
+
+class TestLaws(StructureLaws):
+    samples = tuple(s for group in SAMPLES.values() for s in group)
+
+
+class TestEmbedding(EmbeddingParity):
+    samples = TestLaws.samples
+
+
+class TestEmbeddingBag(BagParity):
+    samples = TestLaws.samples
+
+
+class TestTracing(TracingLaws):
+    samples = TestLaws.samples
+
+
+def test_every_structure_has_samples():
+    assert {kind: [s.structure.kind for s in group] for kind, group in SAMPLES.items()} == {
+        kind: [kind] * len(SAMPLES.get(kind, ())) for kind in registered()
+    }
+    assert all(SAMPLES.values())
+
+
+@pytest.mark.parametrize("kind", [k for k in registered() if k != "dense"])
+def test_every_structure_has_a_sample_small_enough_for_the_memory_law(kind):
+    assert any(sample.is_small for sample in SAMPLES[kind])
+
+
+@pytest.mark.parametrize("kind", [k for k in registered() if k not in ("dense", "low_rank")])
+def test_chains_are_sampled_at_every_order(kind):
+    assert {len(s.structure.row_factors) for s in SAMPLES[kind]} == {2, 3, 4, 5, 6}
