@@ -45,17 +45,24 @@ def suggest_shape(num_embeddings: int, embedding_dim: int, order: int = 3) -> Sh
 def _suggest(rows: int, cols: int, order: int) -> Shape:
     even = factor_evenly(cols, order)
     if even[0] == 1 and cols > 1:
-        warnings.warn(
-            f"embedding_dim={cols} does not split into {order} factors above 1: using {even}. It works, with "
-            f"fewer useful ranks; a size such as {_smoother(cols, order)} factors well.",
-            stacklevel=3,
-        )
+        _say_uneven(cols, even)
     # The inner cores cost R times more than the ends, so they take the smallest column factors.
     ends, inner = (even[-1], even[-2]), even[: order - 2]
     padding = MAX_PADDING
     while (found := _Search(rows, ends, inner, padding).run()) is None:
         padding *= 2
     return found, (ends[0], *inner, ends[1])
+
+
+@functools.cache
+def _say_uneven(cols: int, factors: tuple[int, ...]) -> None:
+    """Once for each size: a cached function runs once."""
+    order = len(factors)
+    warnings.warn(
+        f"embedding_dim={cols} does not split into {order} factors above 1: using {factors}. It works, with "
+        f"fewer useful ranks; a size such as {_smoother(cols, order)} factors well.",
+        stacklevel=4,
+    )
 
 
 class _Search:

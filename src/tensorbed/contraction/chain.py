@@ -127,39 +127,70 @@ def full(chain: Chain, cores: Cores) -> Tensor:  # -> (rows, cols)
     """The whole table, one matrix product a core."""
     left = chain.first(cores[0])
     for k in range(1, chain.order):
-        matrix = chain.slices(cores[k], k).transpose(0, 1).reshape(chain.inner(k), -1)
-        left = chain.closed(left, k)
-        n, m, _ = left.shape
-        product = (left.reshape(n * m, -1) @ matrix).reshape(n, m, chain.row_factors[k], chain.outer(k))
-        product = product.transpose(1, 2).reshape(n * chain.row_factors[k], m, chain.outer(k))
+        product = times_every_slice(chain, chain.closed(left, k), cores[k], k)
         left = product if k == chain.order - 1 else chain.after(product, k)
     return left.reshape(-1, chain.cols)[: chain.rows]
 
 
-def sum_of_squares(chain: Chain, cores: Cores) -> Tensor:  # -> ()
-    """Squared Frobenius norm of the real rows, by transfer matrices: no table, and no padded row counted.
+def every_slice(chain: Chain, core: Tensor, k: int) -> Tensor:
+    """Core ``k`` as one matrix for all digits: ``(inner, I_k * outer)``."""
+    return chain.slices(core, k).transpose(0, 1).reshape(chain.inner(k), -1)
 
-    From the last core to the first two states are carried: ``whole``, the sum over every row of the suffix, and
-    ``part``, the sum over those below the suffix of ``rows``. A digit below that of ``rows`` frees the rest.
+
+def times_every_slice(chain: Chain, left: Tensor, core: Tensor, k: int) -> Tensor:
+    """Extend each left product by each digit: ``(n, width, inner) -> (n * I_k, width, outer)``."""
+    n, m, inner = left.shape
+    product = (left.reshape(n * m, inner) @ every_slice(chain, core, k)).reshape(n, m, chain.row_factors[k], -1)
+    return product.transpose(1, 2).reshape(n * chain.row_factors[k], m, -1)
+
+
+def sum_of_squares(chain: Chain, cores: Cores) -> Tensor:  # -> ()
+    """Squared Frobenius norm of the real rows, without the table and with no padded row counted.
+
+    By transfer matrices, or for a wide ring over a small table, where those would be larger than the table, by blocks
+    of rows.
+    """
+    products = 3 * max(1, chain.order - 2) * (chain.joint * max(chain.ranks)) ** 3
+    by_blocks = chain.joint > 1 and chain.rows * chain.cols * chain.joint * chain.ranks[-2] < products
+    return _squares_by_blocks(chain, cores) if by_blocks else _squares_by_transfer(chain, cores)
+
+
+def _squares_by_blocks(chain: Chain, cores: Cores) -> Tensor:
+    """Row after row, a few values of the first digit at a time."""
+    block = prod(chain.row_factors[1:])
+    height = max(1, 2**20 // (block * chain.cols))
+    total = torch.zeros((), dtype=torch.float64, device=cores[0].device)
+    for start in range(0, chain.row_factors[0], height):
+        first = cores[0][start : start + height]
+        rows = min(chain.rows - start * block, first.shape[0] * block)
+        if rows > 0:
+            part = Chain(rows, (first.shape[0], *chain.row_factors[1:]), chain.col_factors, chain.ranks)
+            total += full(part, [first, *cores[1:]]).double().square().sum()
+    return total
+
+
+def _squares_by_transfer(chain: Chain, cores: Cores) -> Tensor:
+    """From the last core to the first two states are carried over the rows of the suffix: ``whole``, the sum over all,
+    and ``part``, the sum over those below the suffix of ``rows``. A digit below that of ``rows`` frees the rest.
     """
     # A ring's transfers are R^2 x R^2; beyond rank 32 single precision is exact enough and twice as fast.
     dtype = torch.float64 if chain.joint * max(chain.ranks) <= 1024 else torch.float32
-    states = chain.joint**2
-    whole = torch.eye(states, dtype=dtype, device=cores[0].device)
-    part = torch.zeros_like(whole)
+    whole: Tensor | None = None
+    part: Tensor | None = None
     bound = _digits_of_bound(chain)
     for k in reversed(range(chain.order)):
         core = cores[k].detach().to(dtype)
-        below, at = core[: bound[k]], core[bound[k] : bound[k] + 1]
-        lower = _transfer(below, whole)
-        part = lower + _transfer(at, part)
-        whole = lower + _transfer(core[bound[k] :], whole)
-    # rows == the padded size has no digits of its own: its bound is one past the end and everything lies below.
-    total = whole if chain.rows == prod(chain.row_factors) else part
-    return total.diagonal().sum()
+        lower = _transfer(core[: bound[k]], whole)
+        rest = lower if part is None else lower + _transfer(core[bound[k] : bound[k] + 1], part)
+        whole, part = lower + _transfer(core[bound[k] :], whole) if k else None, rest
+    assert part is not None
+    return part.diagonal().sum()
 
 
 def _digits_of_bound(chain: Chain) -> list[int]:
+    """Digits of the number of rows; where every padded row is real, digits past the end, so that all lie below."""
+    if chain.rows == prod(chain.row_factors):
+        return list(chain.row_factors)
     rest, found = chain.rows, []
     for factor in reversed(chain.row_factors):
         rest, digit = divmod(rest, factor)
@@ -167,15 +198,18 @@ def _digits_of_bound(chain: Chain) -> list[int]:
     return found[::-1]
 
 
-def _transfer(core: Tensor, state: Tensor) -> Tensor:  # (i, R, j, R'), (R'^2, S) -> (R^2, S)
-    """``sum_{i,j} (G[i,j] kron G[i,j]) @ state``, by the cheaper of forming that sum and applying each term."""
+def _transfer(core: Tensor, state: Tensor | None) -> Tensor:  # (i, R, j, R'), (R'^2, S) -> (R^2, S)
+    """``sum_{i,j} (G[i,j] kron G[i,j]) @ state``, by the cheaper of forming that sum and applying each term.
+
+    Without a state it is the identity, and the sum itself is returned.
+    """
     _, left, _, right = core.shape
     mats = core.transpose(1, 2).reshape(-1, left, right)
-    n, s = mats.shape[0], state.shape[1]
-    if n * left * right * (left + right) * s > (left * right) ** 2 * (n + s):
+    n, s = mats.shape[0], right**2 if state is None else state.shape[1]
+    if state is None or n * left * right * (left + right) * s > (left * right) ** 2 * (n + s):
         flat = mats.reshape(n, left * right)
         kron = (flat.T @ flat).reshape(left, right, left, right).transpose(1, 2).reshape(left**2, right**2)
-        return kron @ state
+        return kron if state is None else kron @ state
     total = state.new_zeros(left, left, s)
     cube = state.reshape(right, right * s)
     chunk = max(1, 2**24 // (left * right * s))

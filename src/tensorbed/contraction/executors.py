@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.contraction import cost
-from tensorbed.contraction.chain import Chain, Cores, full
+from tensorbed.contraction.chain import Chain, Cores, every_slice, full, times_every_slice
 from tensorbed.contraction.plan import Plan, Prefixes, find_prefixes, make_plan
 from tensorbed.contraction.products import Grouped, PerRow, Products, Tiled, sum_into
 
@@ -92,9 +92,21 @@ class WholeTable:
         return full(chain, cores).index_select(0, tape)
 
     def backward(self, chain: Chain, cores: Cores, tape: Tensor, grad: Tensor) -> list[Tensor]:
-        table_grad = sum_into(grad.reshape(-1, chain.cols), tape, chain.rows)
-        _, pull_back = torch.func.vjp(lambda *leaves: full(chain, leaves), *cores)
-        return list(pull_back(table_grad))
+        lefts = [chain.first(cores[0])]
+        for k in range(1, chain.order - 1):
+            lefts.append(chain.after(times_every_slice(chain, lefts[-1], cores[k], k), k))
+        grads: list[Tensor] = [cores[0]] * chain.order
+        grad = sum_into(grad.reshape(-1, chain.cols), tape, prod(chain.row_factors))
+        for k in reversed(range(1, chain.order)):
+            left = chain.closed(lefts[k - 1], k)
+            n, m, inner = left.shape
+            i = chain.row_factors[k]
+            grad = grad.reshape(n, i, m, chain.outer(k)).transpose(1, 2).reshape(n * m, -1)
+            made = (left.reshape(n * m, inner).T @ grad).reshape(inner, i, -1).transpose(0, 1)
+            grads[k] = chain.unslice(made, k)
+            grad = chain.opened((grad @ every_slice(chain, cores[k], k).T).reshape(n, m, inner), k)
+        grads[0] = grad.reshape(chain.core_shape(0))
+        return grads
 
 
 EXECUTORS: dict[str, Executor] = {
@@ -110,10 +122,7 @@ def choose(chain: Chain, index: Tensor, impl: str) -> tuple[Executor, Prefixes |
     if impl != "auto":
         return EXECUTORS[impl], None
     prefixes = find_prefixes(index, chain.row_factors)
-    costs = {
-        "per_row": cost.per_row(chain, prefixes.counts),
-        "grouped": cost.grouped(chain, prefixes.counts),
-    }
-    if chain.rows <= index.shape[0] and prod(chain.row_factors) <= 2 * chain.rows:
-        costs["whole_table"] = cost.whole_table(chain, index.shape[0])
+    costs = {"per_row": cost.per_row(chain, prefixes.counts), "grouped": cost.grouped(chain, prefixes.counts)}
+    if prod(chain.row_factors) <= index.shape[0]:
+        costs["whole_table"] = cost.whole_table(chain)
     return EXECUTORS[min(costs, key=costs.__getitem__)], prefixes

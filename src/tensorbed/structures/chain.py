@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 from typing import ClassVar
 
 import torch
@@ -69,7 +69,7 @@ class ChainMatrix(Structure):
         With standard normal cores the table's variance is :math:`\Sigma^2 = \prod_k R_k` (eq. 3 of the paper); a
         ring sums over its joint once more, which that product, taken over all bonds, already counts.
         """
-        variance = prod(self.ranks[1:])
+        variance = math.prod(self.ranks[1:])
         core_std = (std / variance**0.5) ** (1 / len(self.row_factors))
         for core in self._stored(p):
             core.normal_(std=core_std, generator=generator)
@@ -163,7 +163,7 @@ class ChainFormat(RankedFormat):
             aim = self._made(budget, self.ranks, clip=True) if self.ranks is not None else self.target(budget)
             assert isinstance(aim, ChainMatrix)
             ranks = aim.ranks
-        padded = _padded(table, prod(row_factors))
+        padded = _padded(table, math.prod(row_factors))
         rounds = 1 + (_rounds(padded) if ranks is not None and padded.shape[0] > table.shape[0] else 0)
         for _ in track(range(rounds), f"fitting {self.name}, filling the padding"):
             found = self.decompose(tensorize(padded, row_factors, col_factors), ranks, bound)
@@ -203,6 +203,6 @@ def _fill(padded: Tensor, chain: Chain, stored: list[Tensor]) -> bool:
     norm, moved = frobenius(padded), frobenius(padded[chain.rows :] - rows)
     # A fit is a projection: what it misses and what it holds are at right angles.
     held = float(sum_of_squares(replace(chain, rows=padded.shape[0]), stored))
-    missed = max(0.0, norm**2 - held) ** 0.5
+    missed = math.sqrt(max(0.0, norm**2 - held))
     padded[chain.rows :] = rows
     return moved <= max(_SETTLED * norm, _IDLE * missed)

@@ -12,7 +12,7 @@ from torch import Tensor
 from tensorbed.fitting import fit_table
 from tensorbed.functional import lookup, project
 from tensorbed.structures.formats import RankedFormat
-from tensorbed.testing.samples import Conformance, Draw, Sample, assert_all_near, assert_near
+from tensorbed.testing.samples import Conformance, Draw, Sample, assert_all_near, assert_near, on, ranked
 
 
 def _needs_gradient(draw: Draw) -> None:
@@ -131,6 +131,7 @@ class StructureLaws(Conformance):
         assert found.error == pytest.approx(distance, rel=1e-6, abs=1e-12)
         assert found.error <= 1.0
 
+    @on(ranked)
     @pytest.mark.parametrize("rel_error", [0.5, 0.1, 1e-3])
     def test_error_bounds_are_honoured(self, sample: Sample, draw: Draw, rel_error: float) -> None:
         format = self._sized(sample, rel_error=rel_error)
@@ -140,6 +141,7 @@ class StructureLaws(Conformance):
             found = fit_table(table.to(dtype), format)
             assert found.error <= rel_error
 
+    @on(ranked)
     def test_ratios_are_kept_by_the_largest_rank(self, sample: Sample, draw: Draw) -> None:
         format = self._sized(sample, ratio=1.0)
         most = draw.budget.ratio(format.with_rank(draw.budget, 1, clip=True))
@@ -155,8 +157,7 @@ class StructureLaws(Conformance):
     @staticmethod
     def _sized(sample: Sample, **size: float) -> RankedFormat:
         format = sample.format
-        if not isinstance(format, RankedFormat):
-            pytest.skip(f"{type(format).__name__} has no rank to choose")
+        assert isinstance(format, RankedFormat)
         return replace(format, **{**dict.fromkeys(format.sizes), **size})  # type: ignore[arg-type]
 
     def test_descriptions_are_frozen_hashable_and_picklable(self, sample: Sample, draw: Draw) -> None:

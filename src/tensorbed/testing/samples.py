@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tensorbed.structures import Format, Params, Structure
-from tensorbed.structures.formats import Budget
+from tensorbed.structures.formats import Budget, RankedFormat
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,8 @@ class Conformance:
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Called by pytest for each test of the class."""
-        samples = self.samples
-        if hasattr(metafunc.function, "few"):
-            # Compiling takes seconds: one sample of each kind and way is enough to see that tracing works.
-            samples = list({s.structure.kind: s for s in reversed(samples)}.values())
+        choose = getattr(metafunc.function, "choose_samples", list)
+        samples: list[Sample] = choose(self.samples)
         if "impl" in metafunc.fixturenames:
             pairs = [(s, impl) for s in samples for impl in s.structure.impls]
             metafunc.parametrize(("sample", "impl"), pairs, ids=[f"{s}-{impl}" for s, impl in pairs])
@@ -61,10 +59,32 @@ class Conformance:
         return Draw(sample, seed=0)
 
 
-def few(test: Callable[..., None]) -> Callable[..., None]:
-    """Run a test on the first sample of each structure only."""
-    test.few = True  # type: ignore[attr-defined]
-    return test
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+def on(choose: Callable[[Sequence[Sample]], list[Sample]]) -> Callable[[Test], Test]:
+    """Run a test on the samples it is about, instead of skipping the others."""
+
+    def mark(test: Test) -> Test:
+        test.choose_samples = choose  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
+def one_of_each(samples: Sequence[Sample]) -> list[Sample]:
+    """The first sample of each structure: compiling takes seconds, and one shows that it works."""
+    return list({s.structure.kind: s for s in reversed(samples)}.values())
+
+
+def small(samples: Sequence[Sample]) -> list[Sample]:
+    """Those in which an allocation of the table's size would stand out."""
+    return [s for s in samples if s.is_small]
+
+
+def ranked(samples: Sequence[Sample]) -> list[Sample]:
+    """Those whose format has a rank to choose."""
+    return [s for s in samples if isinstance(s.format, RankedFormat)]
 
 
 class Draw:
@@ -131,7 +151,7 @@ def assert_all_near(actual: Sequence[Tensor], expected: Sequence[Tensor], *, uni
 
 class _Watch(TorchDispatchMode):
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.most = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

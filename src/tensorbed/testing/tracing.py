@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensorbed.nn import Embedding, EmbeddingBag
 from tensorbed.testing.layers import _leaves, _made
-from tensorbed.testing.samples import Conformance, Draw, Sample, assert_all_near, assert_near, few
+from tensorbed.testing.samples import Conformance, Draw, Sample, assert_all_near, assert_near, on, one_of_each
 
 _DYNAMIC = torch.export.Dim.DYNAMIC
 
@@ -18,7 +18,7 @@ _DYNAMIC = torch.export.Dim.DYNAMIC
 class TracingLaws(Conformance):
     """``torch.compile``, ``torch.export`` and ONNX; inherit with ``samples`` set."""
 
-    @few
+    @on(one_of_each)
     def test_compiled_lookup(self, sample: Sample, draw: Draw) -> None:
         layer = _made(sample, padding_idx=1).float()
         compiled = torch.compile(layer, fullgraph=True)
@@ -34,7 +34,7 @@ class TracingLaws(Conformance):
         with pytest.raises(IndexError, match=f"index {sample.rows} is out of range"):
             compiled(torch.full((3, 4), sample.rows))
 
-    @few
+    @on(one_of_each)
     def test_compiled_bag(self, sample: Sample, draw: Draw) -> None:
         layer = _made(sample, EmbeddingBag, padding_idx=1, mode="mean").float()
         compiled = torch.compile(layer, fullgraph=True)
@@ -67,7 +67,7 @@ class TracingLaws(Conformance):
             index = draw.index(n)
             assert_near(exported.module()(index, torch.tensor(offsets)), layer(index, torch.tensor(offsets)))
 
-    @few
+    @on(one_of_each)
     @pytest.mark.filterwarnings("ignore")
     def test_onnx(self, sample: Sample, draw: Draw, tmp_path: Any) -> None:
         runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
