@@ -132,5 +132,6 @@ def test_useful_ranks():
     assert useful_ranks((10, 10, 10, 10, 24, 32), (1, 16, 16, 16, 16, 16, 1)) == (1, 10, 16, 16, 16, 16, 1)
     assert useful_ranks((4, 4), (1, 99, 1)) == (1, 4, 1)
     assert useful_ranks((2, 3, 2), (1, 50, 50, 1)) == (1, 2, 2, 1)
-    assert useful_ranks((4, 5, 6), (8, 8, 8, 8)) == (8, 8, 8, 8)
-    assert useful_ranks((1, 1, 6), (2, 8, 8, 2)) == (2, 2, 2, 2)
+    assert useful_ranks((4, 5, 6), (5, 5, 5, 5)) == (5, 5, 5, 5)
+    assert useful_ranks((4, 5, 6), (8, 9, 9, 8)) == (6, 6, 6, 6)
+    assert useful_ranks((1, 1, 6), (2, 8, 8, 2)) == (1, 1, 1, 1)

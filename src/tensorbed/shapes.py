@@ -200,9 +200,11 @@ def useful_ranks(sizes: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
     """Clip ``(R_0, ..., R_N)`` to what cores over ``sizes`` (the ``I_k J_k``) can use.
 
     A bond wider than ``R_{k-1} I_k J_k``, or than ``I_{k+1} J_{k+1} R_{k+1}``, holds linearly dependent columns:
-    it can be narrowed without changing the table. ``R_0 = R_N`` are the ends of a train (1) or the joint of a ring.
+    it can be narrowed without changing the table. ``R_0 = R_N`` are the ends of a train (1) or the joint of a ring,
+    which has no use for more than the widest bond of a train that holds every table.
     """
-    clipped = list(ranks)
+    most = max(min(math.prod(sizes[:k]), math.prod(sizes[k:])) for k in range(1, len(sizes)))
+    clipped = [min(rank, most) for rank in ranks]
     for k in range(1, len(sizes)):
         clipped[k] = min(clipped[k], clipped[k - 1] * sizes[k - 1])
     for k in range(len(sizes) - 1, 0, -1):

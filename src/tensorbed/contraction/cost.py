@@ -1,7 +1,8 @@
 """Counted cost of each executor, in units of one multiply-add of a large product.
 
 What all of them do alike, finding the unique rows and handing each index its own, is left out. The counts are exact;
-what a copied number and a call are worth in multiply-adds was measured on x86-64 CPUs with ``make bench`` and holds within a factor of two across the workloads there, which is enough to choose by.
+what a copied number and a call are worth in multiply-adds was measured on x86-64 CPUs with ``make bench`` and holds
+within a factor of two across the workloads there, which is enough to choose by.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from tensorbed.progress import track
 
 SWEEPS = 20
 _ENOUGH = 1e-3  # a sweep that lowers the error by less than this fraction is the last
-_CHUNK = 2**26  # numbers in one partial contraction
+_CHUNK = 2**24  # numbers in one partial contraction
 
 
 def tr_svd(

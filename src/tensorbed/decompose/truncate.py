@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -25,13 +26,60 @@ class Truncated:
     lost: float
 
 
+# A matrix with both sides longer than this is not decomposed whole where a part of its rank will do.
+_LONG = 1024
+_SPARE = 16  # directions more than asked for, to be thrown away
+_PASSES = 6
+
+
 def truncate(
     matrix: Tensor, *, rank: int | None = None, bound: float | None = None, label: str = "fitting"
 ) -> Truncated:
-    """Cut to a rank, or to the smallest rank that loses at most ``bound`` in Frobenius norm.
+    """Cut to a rank, or to the smallest rank that loses at most ``bound`` in Frobenius norm."""
+    short = min(matrix.shape)
+    if short <= _LONG:
+        return _exactly(matrix, rank, bound, label)
+    if rank is not None:
+        return _exactly(matrix, rank, bound, label) if rank > short // 4 else _leading(matrix, rank, label)
+    assert bound is not None
+    # Look for the bound among a few directions first, then among more.
+    guess = _LONG // 8
+    while guess <= short // 4:
+        found = _leading(matrix, guess, label)
+        if found.lost <= bound:
+            return _shorter(found, bound)
+        guess *= 2
+    return _exactly(matrix, rank, bound, label)
 
-    The singular values come from a triangular factor gathered block by block, as exact as a full decomposition and
-    without its workspace: beside the matrix only blocks and the two factors are held.
+
+def _leading(matrix: Tensor, rank: int, label: str) -> Truncated:
+    """The leading factors of a matrix long on both sides, by subspace iteration from a fixed random start."""
+    generator = torch.Generator(matrix.device).manual_seed(0)
+    start = torch.randn(matrix.shape[1], rank + _SPARE, dtype=torch.float64, device=matrix.device, generator=generator)
+    basis = torch.linalg.qr(_multiply(matrix, start, label)).Q
+    for _ in range(_PASSES):
+        other = torch.linalg.qr(_multiply(matrix.T, basis, label)).Q
+        basis = torch.linalg.qr(_multiply(matrix, other, label)).Q
+    found = _exactly(_multiply(matrix.T, basis, label).T, rank, None, label)
+    norm = float(torch.linalg.vector_norm(matrix, dtype=torch.float64))
+    held = float(torch.linalg.vector_norm(found.right))
+    return Truncated(basis @ found.left, found.right, math.sqrt(max(0.0, norm**2 - held**2)))
+
+
+def _shorter(found: Truncated, bound: float) -> Truncated:
+    """Drop the last components while the bound allows."""
+    sizes = found.right.square().sum(1)
+    losses = (found.lost**2 + sizes.flip(0).cumsum(0).flip(0)).sqrt()  # losses[r]: when r are kept
+    rank = max(1, int((losses > bound).sum()))
+    lost = float(losses[rank]) if rank < sizes.shape[0] else found.lost
+    return Truncated(found.left[:, :rank], found.right[:rank], lost)
+
+
+def _exactly(matrix: Tensor, rank: int | None, bound: float | None, label: str) -> Truncated:
+    """By all singular values.
+
+    They come from a triangular factor gathered block by block, as exact as a full decomposition and without its
+    workspace: beside the matrix only blocks and the two factors are held.
     """
     wide = matrix.shape[0] <= matrix.shape[1]
     long = matrix.T if wide else matrix  # (long side, short side)

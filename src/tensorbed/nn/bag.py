@@ -86,10 +86,11 @@ class EmbeddingBag(StructuredTable):
             raise TypeError(f"per_sample_weights is {per_sample_weights.dtype}, the layer {self._dtype}; convert it.")
         bags = Bags.of(input, offsets, per_sample_weights, self.include_last_offset)
         with full_precision(input):
-            if self.impl == "reference" or is_traced(input) or input.is_meta or bags.index.numel() == 0:
+            if is_traced(input) or input.is_meta:
                 return self._pool_rows(bags)
             bags.check_offsets()
-            return self._pool_unique(bags)
+            plain = self.impl == "reference" or bags.index.numel() == 0
+            return self._pool_rows(bags) if plain else self._pool_unique(bags)
 
     def _pool_rows(self, bags: Bags) -> Tensor:
         rows = lookup(self.structure, self.params(), bags.index, impl=self.impl)

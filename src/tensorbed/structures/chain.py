@@ -163,15 +163,24 @@ class ChainFormat(RankedFormat):
             aim = self._made(budget, self.ranks, clip=True) if self.ranks is not None else self.target(budget)
             assert isinstance(aim, ChainMatrix)
             ranks = aim.ranks
-        padded = _padded(table, math.prod(row_factors))
-        rounds = 1 + (_rounds(padded) if ranks is not None and padded.shape[0] > table.shape[0] else 0)
+        padded = math.prod(row_factors)
+        rounds = _rounds(padded, budget) if ranks is not None else 0
+        if rounds == 0:
+            return self._fitted(tensorize(_padded(table, padded), row_factors, col_factors), budget, ranks, bound)
+        filled = _padded(table, padded)
         for _ in track(range(rounds), f"fitting {self.name}, filling the padding"):
-            found = self.decompose(tensorize(padded, row_factors, col_factors), ranks, bound)
-            bonds = (*[core.shape[0] for core in found], found[0].shape[0])
-            structure = self.structure(budget.rows, budget.cols, row_factors, col_factors, bonds)
-            stored = [split_core(core, i, j) for core, i, j in zip(found, row_factors, col_factors, strict=True)]
-            if rounds == 1 or _fill(padded, structure.chain, stored):
+            found = self._fitted(tensorize(filled, row_factors, col_factors), budget, ranks, bound)
+            assert isinstance(found.structure, ChainMatrix)
+            if _fill(filled, found.structure.chain, list(found.params.values())):
                 break
+        return found
+
+    def _fitted(self, tensor: Tensor, budget: Budget, ranks: tuple[int, ...] | None, bound: float | None) -> Fit:
+        row_factors, col_factors = self.factors(budget)
+        found = self.decompose(tensor, ranks, bound)
+        bonds = (*[core.shape[0] for core in found], found[0].shape[0])
+        structure = self.structure(budget.rows, budget.cols, row_factors, col_factors, bonds)
+        stored = [split_core(core, i, j) for core, i, j in zip(found, row_factors, col_factors, strict=True)]
         return Fit(structure, {spec.name: core for spec, core in zip(structure.tensors(), stored, strict=True)})
 
 
@@ -191,9 +200,9 @@ def _padded(table: Tensor, rows: int) -> Tensor:
     return padded
 
 
-def _rounds(padded: Tensor) -> int:
+def _rounds(padded: int, budget: Budget) -> int:
     """How often a fit may be repeated for the padding's sake: not at all for tables whose fit takes long."""
-    return min(400, 2**26 // padded.numel())
+    return min(400, 2**26 // (padded * budget.cols)) if padded > budget.rows else 0
 
 
 def _fill(padded: Tensor, chain: Chain, stored: list[Tensor]) -> bool:

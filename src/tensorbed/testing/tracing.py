@@ -21,7 +21,7 @@ class TracingLaws(Conformance):
     @on(one_of_each)
     def test_compiled_lookup(self, sample: Sample, draw: Draw) -> None:
         layer = _made(sample, padding_idx=1).float()
-        compiled = torch.compile(layer, fullgraph=True)
+        compiled: Any = torch.compile(layer, fullgraph=True)
         for shape in ((3, 4), (5, 6)):
             index = draw.index(*shape)
             out, expected = compiled(index), layer(index)
@@ -37,7 +37,7 @@ class TracingLaws(Conformance):
     @on(one_of_each)
     def test_compiled_bag(self, sample: Sample, draw: Draw) -> None:
         layer = _made(sample, EmbeddingBag, padding_idx=1, mode="mean").float()
-        compiled = torch.compile(layer, fullgraph=True)
+        compiled: Any = torch.compile(layer, fullgraph=True)
         for n in (7, 12):
             index, offsets = draw.index(n), torch.tensor([0, 2, 2, 5])
             out, expected = compiled(index, offsets), layer(index, offsets)

@@ -1,0 +1,232 @@
+"""The layers' own surface: arguments, errors, shorthands, cores."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import tensorbed as tb
+
+CHAINS = [tb.TTEmbedding, tb.TREmbedding, tb.TTEmbeddingBag, tb.TREmbeddingBag]
+NAMED = [*CHAINS, tb.LowRankEmbedding, tb.LowRankEmbeddingBag]
+
+
+@pytest.mark.parametrize("layer", NAMED)
+def test_shorthands(layer):
+    made = layer(1000, 24)
+    assert (made.num_embeddings, made.embedding_dim, made.padding_idx) == (1000, 24, None)
+    assert layer(1000, 24, 3).structure.numel < made.structure.numel
+    by_ratio = layer(1000, 24, ratio=5)
+    assert by_ratio.compression_ratio >= 5
+    assert isinstance(made, tb.EmbeddingBag if "Bag" in layer.__name__ else tb.Embedding)
+    with pytest.raises(ValueError, match="rank and ratio both set the size"):
+        layer(1000, 24, 3, ratio=5)
+    with pytest.raises(TypeError, match="nonsense"):
+        layer(1000, 24, nonsense=1)
+
+
+@pytest.mark.parametrize("layer", CHAINS)
+def test_chains_by_shape_order_and_ranks(layer):
+    made = layer(100, 24, 2, shape=((4, 5, 6), (2, 3, 4)))
+    assert [tuple(c.shape[1:3]) for c in made.cores] == [(4, 2), (5, 3), (6, 4)]
+    assert len(layer(1000, 16, 2, order=4).cores) == 4
+    ranks = (2, 3, 4) if layer in (tb.TREmbedding, tb.TREmbeddingBag) else (3, 4)
+    made = layer(100, 24, ranks=ranks)
+    assert [c.shape[0] for c in made.cores][-2:] == [3, 4]
+    with pytest.raises(ValueError, match=r"ranks=\(3,\) for Tensor.* of order 3: give"):
+        layer(100, 24, ranks=(3,))
+    with pytest.raises(ValueError, match=r"ranks\[1\]=0 for Tensor.*: ranks are positive"):
+        layer(100, 24, ranks=(3, 0, 2))
+    with pytest.raises(ValueError, match=r"rank=0 for Tensor.*: ranks are positive; use ratio="):
+        layer(100, 24, 0)
+    with pytest.raises(ValueError, match="holds 24750 rows"):
+        layer(25000, 256, shape=((25, 30, 33), (4, 8, 8)))
+    with pytest.raises(ValueError, match="order=1"):
+        layer(100, 24, order=1)
+
+
+@pytest.mark.parametrize("layer", [tb.TTEmbedding, tb.TREmbedding])
+def test_cores_are_the_paper_s_and_can_be_written_in_place(layer):
+    made = layer(100, 24, 2, shape=((4, 5, 6), (2, 3, 4)))
+    joint = made.cores[0].shape[0]
+    assert [tuple(c.shape) for c in made.cores] == [(joint, 4, 2, 2), (2, 5, 3, 2), (2, 6, 4, joint)]
+    written = [torch.randn(c.shape) for c in made.cores]
+    for core, values in zip(made.cores, written, strict=True):
+        core.data.copy_(values)
+    table = torch.einsum("aixb,bjyc,ckza->ijkxyz", *written).reshape(120, 24)[:100]
+    torch.testing.assert_close(made.weight, table)
+    torch.testing.assert_close(made(torch.arange(100)), table)
+    assert [name for name, _ in made.named_parameters()] == ["core_0", "core_1", "core_2"]
+
+
+def test_structures_without_cores_say_so():
+    assert not hasattr(tb.LowRankEmbedding(100, 8, 2), "cores")
+    assert not hasattr(tb.Embedding(100, 8, tb.Dense()), "cores")
+
+
+@pytest.mark.parametrize("layer", NAMED)
+def test_unsupported_arguments_are_refused_by_name(layer):
+    for options, message in (
+        ({"max_norm": 1.0}, "max_norm=1.0 is not supported"),
+        ({"sparse": True}, "sparse=True is not supported"),
+        ({"padding_idx": 1000}, r"padding_idx=1000 is not a row of a table of 1000 \(valid: -1000 to 999\)"),
+        ({"impl": "magic"}, "choose one of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            layer(1000, 24, **options)
+        if "impl" not in options:
+            with pytest.raises(ValueError, match=message):
+                layer.from_pretrained(torch.randn(1000, 24), rank=2, **options)
+    with pytest.raises(TypeError, match="padding_idx must be an int"):
+        layer(1000, 24, padding_idx=1.0)
+    with pytest.raises(TypeError, match="dtype="):
+        layer(1000, 24, dtype=torch.int32)
+
+
+def test_bad_sizes_and_formats():
+    for bad, message in (((0, 8), "num_embeddings=0"), ((8, -1), "embedding_dim=-1")):
+        with pytest.raises(ValueError, match=message):
+            tb.Embedding(*bad, tb.Dense())
+    with pytest.raises(TypeError, match=r"format must be a format such as TensorTrain\(\)"):
+        tb.Embedding(10, 8, tb.TensorTrain)
+    with pytest.raises(TypeError, match="format must be a format"):
+        tb.Embedding(10, 8, "tt")
+    with pytest.raises(ValueError, match="needs a table to measure the error on"):
+        tb.Embedding(10, 8, tb.TensorTrain(rel_error=0.1))
+    with pytest.raises(ValueError, match=r"ratio=1e\+09 for TensorTrain: at rank 1 this table of 1000 x 24"):
+        tb.TTEmbedding(1000, 24, ratio=1e9)
+    for bad in (0, -3, float("nan")):
+        with pytest.raises(ValueError, match="ratio="):
+            tb.TensorTrain(ratio=bad)
+
+
+def test_explicit_ranks_are_kept_and_noted():
+    shape = ((5, 5, 5, 5, 6, 8), (2, 2, 2, 2, 4, 4))
+    layer = tb.TTEmbedding(25000, 256, 16, shape=shape)
+    assert [c.shape[0] for c in layer.cores] == [1, 16, 16, 16, 16, 16]
+    assert "ranks=(16, 16, 16, 16, 16) (at most (10, 16, 16, 16, 16) useful)" in repr(layer)
+    assert "useful" not in repr(tb.TTEmbedding(25000, 256, 8, shape=shape))
+    assert "rank=9 (at most 7 useful)" in repr(tb.LowRankEmbedding(31, 7, 9))
+
+
+def test_repr_reads_well():
+    layer = tb.TTEmbedding(25000, 256, 16, shape=((25, 30, 40), (4, 8, 8)))
+    assert repr(layer) == (
+        "TTEmbedding(25000, 256, tensor_train, shape=(25, 30, 40) x (4, 8, 8), ranks=(16, 16), "
+        "parameters=68,160, ratio=93.9)"
+    )
+    bag = tb.LowRankEmbeddingBag(1000, 64, 4, mode="sum", padding_idx=-1, include_last_offset=True)
+    assert repr(bag) == (
+        "LowRankEmbeddingBag(1000, 64, low_rank, rank=4, padding_idx=999, parameters=4,320, ratio=14.81, "
+        'mode="sum", include_last_offset=True)'
+    )
+    assert repr(tb.Embedding(10, 4, tb.Dense())) == "Embedding(10, 4, dense, parameters=40, ratio=1)"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ((torch.zeros(3, dtype=torch.int64),), ValueError, "1-D indices need offsets"),
+        ((torch.zeros(2, 2, dtype=torch.int64), torch.tensor([0])), ValueError, "leave offsets=None"),
+        ((torch.zeros(2, 2, 2, dtype=torch.int64),), ValueError, r"shape \(2, 2, 2\)"),
+        ((torch.zeros(3, dtype=torch.int64), torch.tensor([1, 2])), ValueError, "offsets begins with 1"),
+        ((torch.zeros(3, dtype=torch.int64), torch.tensor([0, 2, 1])), ValueError, r"must not fall .*\[0, 2, 1, 3\]"),
+        ((torch.zeros(3, dtype=torch.int64), torch.tensor([0, 4])), ValueError, "within the 3 indices"),
+        ((torch.zeros(3, dtype=torch.int64), torch.tensor([[0]])), ValueError, "one number a bag"),
+        ((torch.zeros(3, dtype=torch.int64), torch.tensor([0.0])), TypeError, "offsets must be int32 or int64"),
+        ((torch.zeros(3), torch.tensor([0])), TypeError, "index must be int32 or int64, got float32"),
+        ((torch.tensor([0, 50]), torch.tensor([0])), IndexError, "index 50 is out of range"),
+        (([1, 2], torch.tensor([0])), TypeError, "must be a tensor, got list"),
+    ],
+)
+def test_bad_bags(arguments, error, message):
+    for impl in ("auto", "reference"):
+        layer = tb.TTEmbeddingBag(50, 8, 2, mode="sum", impl=impl)
+        with pytest.raises(error, match=message):
+            layer(*arguments)
+
+
+def test_bad_bag_weights_and_modes():
+    index, offsets = torch.zeros(3, dtype=torch.int64), torch.tensor([0])
+    with pytest.raises(ValueError, match='per_sample_weights needs mode="sum"'):
+        tb.TTEmbeddingBag(50, 8, 2, mode="mean")(index, offsets, torch.ones(3))
+    layer = tb.TTEmbeddingBag(50, 8, 2, mode="sum")
+    with pytest.raises(ValueError, match=r"per_sample_weights has shape \(2,\)"):
+        layer(index, offsets, torch.ones(2))
+    with pytest.raises(TypeError, match=r"per_sample_weights is .*float64"):
+        layer(index, offsets, torch.ones(3).double())
+    with pytest.raises(ValueError, match='mode=\'median\': choose one of "sum", "mean", "max"'):
+        tb.TTEmbeddingBag(50, 8, 2, mode="median")
+    with pytest.raises(ValueError, match='scale_grad_by_freq=True does not go with mode="max"'):
+        tb.TTEmbeddingBag(50, 8, 2, mode="max", scale_grad_by_freq=True)
+
+
+def test_an_error_leaves_nothing_half_done():
+    layer = tb.TTEmbedding(50, 8, 2)
+    before = copy.deepcopy(layer.state_dict())
+    for bad in (torch.tensor([50]), torch.tensor([0.5]), torch.tensor([-1])):
+        with pytest.raises((IndexError, TypeError)):
+            layer(bad)
+    assert all(torch.equal(before[k], v) for k, v in layer.state_dict().items())
+    assert all(p.grad is None for p in layer.parameters())
+
+
+@pytest.mark.parametrize("layer", NAMED)
+def test_trains_to_a_target(layer):
+    torch.manual_seed(0)
+    bag = isinstance(layer(10, 8), tb.EmbeddingBag)
+    made = layer(40, 8, 4, std=0.5)
+    index = torch.arange(40)
+    target = layer(40, 8, 4, std=0.5).weight.detach()
+    optimiser = torch.optim.Adam(made.parameters(), lr=0.02)
+    losses = []
+    for _ in range(300):
+        optimiser.zero_grad()
+        out = made(index[:, None]) if bag else made(index)
+        loss = (out - target).square().mean()
+        loss.backward()
+        optimiser.step()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < 0.2 * losses[0]
+
+
+def test_inside_a_model_moved_and_cast():
+    model = nn.Sequential(tb.TTEmbedding(100, 16, 4, padding_idx=0), nn.Linear(16, 2))
+    index = torch.randint(0, 100, (3, 5))
+    expected = model(index)
+    double = copy.deepcopy(model).double()
+    torch.testing.assert_close(double(index).float(), expected)
+    assert double[0].compression_ratio == pytest.approx(model[0].compression_ratio)
+    assert model.bfloat16()(index).dtype == torch.bfloat16
+    assert set(model.state_dict()) == {"0.core_0", "0.core_1", "0.core_2", "0.padding_row", "1.weight", "1.bias"}
+
+
+def test_frozen_layers_build_no_graph():
+    layer = tb.TTEmbedding.from_pretrained(torch.randn(50, 8), rank=2)
+    assert not layer(torch.tensor([1, 2])).requires_grad
+
+
+def test_no_grad_gives_the_same_rows():
+    layer = tb.TTEmbedding(500, 16, 4)
+    index = torch.randint(0, 500, (64,))
+    with torch.no_grad():
+        plain = layer(index)
+    assert torch.equal(plain, layer(index).detach())
+
+
+def test_rows_at_the_padding_index_do_not_reach_the_cores():
+    layer = tb.TTEmbedding(50, 8, 2, padding_idx=3)
+    layer(torch.tensor([3, 3])).sum().backward()
+    assert all(p.grad.count_nonzero() == 0 for p in layer.parameters())
+    with torch.no_grad():
+        layer.padding_row.fill_(2.0)
+    assert layer(torch.tensor([3])).tolist() == [[2.0] * 8]
+
+
+def test_backward_twice_needs_the_reference():
+    layer = tb.TTEmbedding(50, 8, 2, impl="grouped")
+    out = layer(torch.tensor([1, 2])).square().sum()
+    (grad,) = torch.autograd.grad(out, [layer.core_0], create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        grad.sum().backward()

@@ -1,0 +1,146 @@
+"""The laws of the project's own structure."""
+
+import ast
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+import tensorbed
+from tensorbed.structures import Structure, TensorSpec, register, registered
+from tensorbed.structures import registry as registry_module
+from tensorbed.structures.formats import Budget, Fit, Format
+from tensorbed.testing import BagParity, EmbeddingParity, Sample, StructureLaws
+
+SOURCE = Path(tensorbed.__file__).parent
+# From the bottom up: a room may import from those before it, never from those after.
+ROOMS = (
+    ("checks", "progress", "_version"),
+    ("indexing", "shapes"),
+    ("dispatch",),
+    ("contraction", "decompose"),
+    ("structures",),
+    ("fitting", "functional", "pooling"),
+    ("nn",),
+    ("tensorbed",),
+    ("testing", "figures"),
+)
+LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
+
+
+def room(path):
+    relative = path.relative_to(SOURCE)
+    return relative.parts[0] if len(relative.parts) > 1 else {"__init__": "tensorbed"}.get(path.stem, path.stem)
+
+
+def imported_rooms(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "tensorbed":
+            names = [node.module] if node.module != "tensorbed" else [f"tensorbed.{a.name}" for a in node.names]
+        elif isinstance(node, ast.Import):
+            names = [a.name for a in node.names if a.name.split(".")[0] == "tensorbed"]
+        for name in names:
+            part = name.split(".")[1] if "." in name else "tensorbed"
+            yield part if part in LEVEL else "tensorbed"
+
+
+@pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
+def test_dependencies_point_one_way(path):
+    here = room(path)
+    assert here in LEVEL, f"{here} has no place in the order of rooms"
+    assert not {r for r in imported_rooms(path) if LEVEL[r] > LEVEL[here]}
+
+
+@pytest.mark.parametrize("folder", ["nn", "fitting.py", "functional.py", "pooling.py", "contraction", "dispatch.py"])
+def test_no_structure_is_known_by_name_outside_its_file(folder):
+    """Shorthands are names for structures and the only exception."""
+    place = SOURCE / folder
+    files = [f for f in (place.rglob("*.py") if place.is_dir() else [place]) if f.name != "named.py"]
+    for file in files:
+        names = {n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)}
+        assert not names & set(registered()), f"{file.name} names a structure"
+
+
+def test_importing_the_library_needs_torch_and_safetensors_only():
+    code = (
+        "import sys, torch, safetensors; before = set(sys.modules); import tensorbed;"
+        "new = {m.split('.')[0] for m in set(sys.modules) - before};"
+        "print(*sorted(new - set(sys.stdlib_module_names) - {'tensorbed', 'torch'}))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.split() == []
+
+
+def test_public_names():
+    assert all(hasattr(tensorbed, name) for name in tensorbed.__all__)
+    assert len(tensorbed.__all__) <= 25
+    assert (SOURCE / "py.typed").exists()
+
+
+def test_files_have_one_subject():
+    for file in SOURCE.rglob("*.py"):
+        assert len(file.read_text().splitlines()) <= 400, file
+
+
+# A structure by someone else: one class and one format, and the suite runs.
+
+
+@dataclass(frozen=True)
+class ScaledMatrix(Structure):
+    """A fixed pattern times one number a column: the smallest structure there is."""
+
+    fits_exactly = True
+
+    def tensors(self):
+        return (TensorSpec("scale", (self.cols,)),)
+
+    def take(self, p, index):
+        return torch.cos(index.double())[:, None].to(p["scale"].dtype) * p["scale"]
+
+    def full(self, p):
+        return self.take(p, torch.arange(self.rows, device=p["scale"].device))
+
+    def initialise(self, p, std, generator=None):
+        p["scale"].normal_(generator=generator)
+        p["scale"].mul_(std / self.full(p).square().mean().sqrt())
+
+    def describe(self):
+        return "scaled"
+
+
+@dataclass(frozen=True)
+class Scaled(Format):
+    def bind(self, budget):
+        return ScaledMatrix(budget.rows, budget.cols)
+
+    def fit(self, table, budget):
+        pattern = torch.cos(torch.arange(budget.rows, dtype=torch.float64))
+        return Fit(self.bind(budget), {"scale": pattern @ table.double() / pattern.square().sum()})
+
+
+ScaledMatrix.kind = "scaled"
+
+
+class TestSomeoneElsesStructure(StructureLaws, EmbeddingParity, BagParity):
+    samples = (Sample(Scaled(), 300, 5), Sample(Scaled(), 12, 1))
+
+    # Two classes of the suite have a test of this name.
+    test_bag_values_and_gradients = BagParity.test_values_and_gradients
+
+
+def test_registering(monkeypatch):
+    monkeypatch.setattr(registry_module, "_STRUCTURES", dict(registered()))
+    register("scaled")(ScaledMatrix)
+    assert registered()["scaled"] is ScaledMatrix
+    with pytest.raises(ValueError, match='structure "scaled" is ScaledMatrix already'):
+
+        @register("scaled")
+        class Other(ScaledMatrix):
+            pass
+
+    assert registered()["scaled"] is ScaledMatrix
+    assert Scaled().bind(Budget(3, 4)).numel == 4

@@ -1,0 +1,117 @@
+"""Fitting trained tables through the layers."""
+
+import multiprocessing
+
+import pytest
+import torch
+
+import tensorbed as tb
+from benchmarks.fit import FORMATS, measure
+
+LAYERS = [tb.TTEmbedding, tb.TREmbedding, tb.LowRankEmbedding]
+
+
+@pytest.fixture
+def table():
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(500, 32, generator=generator) * 0.8 ** torch.arange(32)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+def test_tables_that_are_not_finite_are_refused_with_the_place(layer, bad, table):
+    table[17, 5] = bad
+    with pytest.raises(ValueError, match=rf"holds {bad} at row 17, column 5; .*nan_to_num"):
+        layer.from_pretrained(table, rank=2)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_bad_tables(layer):
+    for bad in (torch.zeros(3), torch.zeros(2, 3, 4), torch.zeros(0, 4), torch.zeros(4, 0)):
+        with pytest.raises(ValueError, match="non-empty matrix"):
+            layer.from_pretrained(bad, rank=2)
+    with pytest.raises(TypeError, match="floating-point"):
+        layer.from_pretrained(torch.zeros(8, 8, dtype=torch.int64), rank=2)
+    with pytest.raises(TypeError, match="must be a tensor, got list"):
+        layer.from_pretrained([[1.0]], rank=2)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_one_size_only(layer, table):
+    with pytest.raises(ValueError, match="rank and rel_error both set the size"):
+        layer.from_pretrained(table, rank=2, rel_error=0.1)
+    for bad in (0, 1, -0.5, 2):
+        with pytest.raises(ValueError, match="rel_error="):
+            layer.from_pretrained(table, rel_error=bad)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_bounds_are_honoured_in_the_layer_s_own_precision(layer, table):
+    for dtype, rel_error in ((torch.float32, 1e-4), (torch.bfloat16, 0.05), (torch.float16, 0.01)):
+        made = layer.from_pretrained(table, rel_error=rel_error, dtype=dtype)
+        assert next(made.parameters()).dtype == dtype
+        distance = (made.weight.detach().double() - table.double()).norm() / table.double().norm()
+        # bfloat16 rows are themselves rounded on the way out; the bound is on the table they stand for.
+        assert float(distance) <= rel_error + torch.finfo(dtype).eps
+        assert made.fit_error <= rel_error + torch.finfo(dtype).eps
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_bound_finer_than_the_precision_is_refused(layer, table):
+    with pytest.raises(ValueError, match="of bfloat16 are themselves rounded by about"):
+        layer.from_pretrained(table.bfloat16(), rel_error=1e-3)
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_fits_clip_their_ranks(layer):
+    table = torch.randn(12, 8)
+    made = layer.from_pretrained(table, rank=1000)
+    assert made.fit_error < 1e-3
+    assert made.structure.numel < 12 * 8 * 40
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_ratio_counts_the_padding_row(layer, table):
+    for padding_idx in (None, 0):
+        made = layer.from_pretrained(table, ratio=6, padding_idx=padding_idx)
+        stored = sum(t.numel() for t in made.state_dict().values())
+        assert made.compression_ratio == pytest.approx(table.numel() / stored)
+        assert made.compression_ratio >= 6
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_a_table_of_zeros(layer):
+    made = layer.from_pretrained(torch.zeros(30, 8), rank=2)
+    assert made.fit_error == 0.0
+    assert made.weight.count_nonzero() == 0
+
+
+def test_more_rank_less_error(table):
+    errors = [tb.TTEmbedding.from_pretrained(table, rank=r).fit_error for r in (1, 4, 16, 64)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.05 < errors[0]
+
+
+def test_the_table_is_left_as_it_was(table):
+    before = table.clone()
+    tb.TTEmbedding.from_pretrained(table, rank=4, padding_idx=3)
+    dense = tb.Embedding.from_pretrained(table, tb.Dense(), freeze=False)
+    with torch.no_grad():
+        dense.table.zero_()
+    assert torch.equal(table, before)
+
+
+def test_tables_that_require_gradients_or_are_not_contiguous(table):
+    parameter = torch.nn.Parameter(table)
+    assert tb.TTEmbedding.from_pretrained(parameter, rank=4).core_0.grad_fn is None
+    turned = tb.TTEmbedding.from_pretrained(table.T.contiguous().T, rank=4)
+    assert turned.fit_error == pytest.approx(tb.TTEmbedding.from_pretrained(table, rank=4).fit_error)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_a_table_of_half_a_gigabyte_is_fitted_in_four_more(name):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        _, extra, error, _ = pool.apply(measure, (name, 267_735, 512))
+    assert extra < 4 * 2**30
+    assert error < 1
