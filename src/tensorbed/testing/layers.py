@@ -225,6 +225,18 @@ class BagParity(Conformance):
                 made = torch.autograd.grad(out, _leaves(layer), grad)
                 assert_all_near(made, _through_table(layer, twin.weight.grad / times))
 
+    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+    def test_every_precision(self, sample: Sample, draw: Draw, dtype: torch.dtype) -> None:
+        index, offsets = draw.index(12), torch.tensor([0, 5, 5])
+        for mode in ("sum", "mean", "max"):
+            layer = _made(sample, EmbeddingBag, mode=mode)
+            expected = layer(index, offsets).detach().to(dtype)
+            out = layer.to(dtype)(index, offsets)
+            assert_near(out, expected, units=None if dtype == torch.float32 else 8)
+            if draw.differentiable:
+                out.sum().backward()
+                assert all(p.grad is not None and p.grad.isfinite().all() for p in _leaves(layer))
+
     def test_no_indices(self, sample: Sample) -> None:
         for impl in ("auto", "reference"):
             layer = _made(sample, EmbeddingBag, impl=impl)

@@ -87,3 +87,6 @@ class TracingLaws(Conformance):
         check(_made(sample, padding_idx=1).float().eval(), [(draw.index(3, 4),), (draw.index(6, 2),)])
         bag = _made(sample, EmbeddingBag, mode="sum").float().eval()
         check(bag, [(draw.index(3, 4),), (draw.index(6, 2),)])
+        for mode in ("mean", "max"):
+            bag = _made(sample, EmbeddingBag, mode=mode, padding_idx=1).float().eval()
+            check(bag, [(draw.index(9), torch.tensor([0, 4, 4])), (draw.index(5), torch.tensor([0, 1, 3, 3]))])

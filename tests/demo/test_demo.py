@@ -1,0 +1,328 @@
+"""The demo: its corpus is determined by the files, its four models differ in the table only, its page stands alone."""
+
+import json
+import math
+import re
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+import demo.model
+import tensorbed as tb
+from demo.__main__ import TABLES, main, written
+from demo.corpus import UNKNOWN, Corpus, choose_words, read_corpus, source_files, tokenize
+from demo.model import Candidates, LanguageModel
+from demo.training import Lanes, Settings, pace, perplexity, train, windows
+
+SOURCE = '''def area(width, height=1):
+    """How much there is."""
+    total = width * height ** 2
+    if total >= 10 and width != height:
+        return total // 2
+
+    return {"area": total, "wide": width}  # of size %d
+'''
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Tests run side by side: threads that wait for each other on busy cores take seconds for milliseconds."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Forty files, two of them for validation, and others that are no part of a corpus."""
+    root = tmp_path / "sources"
+    root.mkdir()
+    for k in range(40):
+        (root / f"file_{k:02}.py").write_text(SOURCE * 6 + f"only_in_{k:02} = {k}\n")
+    for skipped in ("test/test_area.py", "site-packages/other.py", "_sysconfigdata_here.py", "notes.txt"):
+        path = root / skipped
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("skipped = 1\n")
+    return root
+
+
+@pytest.fixture
+def corpus(folder: Path) -> Corpus:
+    return read_corpus(folder, 50)
+
+
+class Silent:
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def stepped(self, step: int, loss: float) -> None:
+        self.losses.append(loss)
+
+    def validated(self, step: int, perplexity: float) -> None:
+        pass
+
+
+# Corpus
+
+
+@given(st.text())
+def test_tokens_keep_every_character_that_is_not_space_and_every_line(text):
+    joined = "".join(tokenize(text))
+    assert "".join(joined.split()) == "".join(text.split())
+    assert joined.count("\n") == text.count("\n")
+
+
+@given(st.lists(st.from_regex(r"[ \t]*[a-z_]+", fullmatch=True)))
+def test_tokens_keep_indents(lines):
+    text = "".join("\n" + line for line in lines)
+    assert "".join(tokenize(text)) == text
+
+
+def test_tokens_are_words_numbers_operators_and_line_ends():
+    found = tokenize("if x1 >= 0.5e3:\n    y **= -2  # größer")
+    assert found == ["if", "x1", ">=", "0.5e3", ":", "\n    ", "y", "**", "=", "-", "2", "#", "größer"]
+
+
+def test_files_are_in_order_and_tests_and_machine_made_ones_left_out(folder):
+    assert [path.name for path in source_files(folder)] == [f"file_{k:02}.py" for k in range(40)]
+
+
+def test_words_are_by_frequency_then_by_themselves():
+    assert choose_words({"b": 2, "c": 2, "a": 1, "d": 7, "e": 1}, 5) == (UNKNOWN, "d", "b", "c", "a")
+
+
+def test_words_of_a_corpus_descend_in_frequency(corpus):
+    counts = torch.bincount(corpus.train, minlength=len(corpus.words)).tolist()[1:]
+    assert len(set(corpus.words)) == len(corpus.words)
+    for (one, n), (next_, m) in pairwise(zip(corpus.words[1:], counts, strict=True)):
+        assert (-n, one) < (-m, next_)
+
+
+def test_streams_spell_the_files_of_their_split(folder, corpus):
+    files = source_files(folder)
+    for stream, paths in (
+        (corpus.valid, files[::20]),
+        (corpus.train, [path for k, path in enumerate(files) if k % 20]),
+    ):
+        expected = [token for path in paths for token in tokenize(path.read_text())]
+        known = set(corpus.words)
+        assert [corpus.words[k] for k in stream] == [word if word in known else UNKNOWN for word in expected]
+
+
+def test_words_seen_in_validation_only_are_unknown(folder):
+    words = read_corpus(folder, 10_000).words
+    assert "only_in_00" not in words
+    assert "only_in_01" in words
+
+
+def test_corpus_is_the_same_twice(folder, corpus):
+    again = read_corpus(folder, 50)
+    assert again.words == corpus.words
+    assert torch.equal(again.train, corpus.train)
+    assert torch.equal(again.valid, corpus.valid)
+
+
+def test_every_file_is_read_once(folder, monkeypatch):
+    read = []
+    original = Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path, **how: read.append(path) or original(path, **how))
+    read_corpus(folder, 50)
+    assert read == source_files(folder)
+
+
+def test_bytes_that_are_not_utf8_are_passed_over(folder):
+    (folder / "file_01.py").write_bytes(b"caf\xe9 = 1\n" * 1000)
+    assert "caf" in read_corpus(folder, 50).words
+
+
+# Models and batches
+
+
+def test_models_differ_in_the_table_only(corpus):
+    bodies = [LanguageModel(corpus.log_frequencies(), 8, format, seed=3).body() for format in TABLES.values()]
+    for body in bodies[1:]:
+        assert body.keys() == bodies[0].keys()
+        assert all(torch.equal(body[name], tensor) for name, tensor in bodies[0].items())
+
+
+def test_tables_are_born_with_the_same_spread(corpus):
+    for format in TABLES.values():
+        weight = LanguageModel(corpus.log_frequencies(), 8, format, seed=3).table.weight
+        assert weight.square().mean().sqrt().item() == pytest.approx(demo.model.TABLE_STD, rel=1e-3)
+
+
+def test_the_four_models_see_the_same_batches(corpus, monkeypatch):
+    seen: list[torch.Tensor] = []
+    original = Candidates.draw.__func__
+
+    def record(cls, targets, vocab, generator):
+        drawn = original(cls, targets, vocab, generator)
+        seen.extend([targets, drawn.words])
+        return drawn
+
+    monkeypatch.setattr(demo.model, "EXACT_WORDS", 5)
+    monkeypatch.setattr(demo.model, "DRAWN_WORDS", 5)
+    monkeypatch.setattr(Candidates, "draw", classmethod(record))
+    lanes, settings, heard = Lanes.of(corpus, 4), Settings(steps=3, seed=1), []
+    for format in TABLES.values():
+        seen.clear()
+        train(LanguageModel(corpus.log_frequencies(), 8, format, 1), lanes, settings, Silent())
+        heard.append(list(seen))
+    for other in heard[1:]:
+        assert len(other) == len(heard[0]) == 6
+        assert all(torch.equal(a, b) for a, b in zip(other, heard[0], strict=True))
+
+
+def test_windows_follow_each_other_and_begin_again():
+    lanes = torch.arange(200).view(2, 100).T  # 99 words have a successor: three windows of 32
+    found = list(windows(lanes, 4))
+    for words, following in found:
+        assert torch.equal(following, words + 1)
+    assert [words[0, 0].item() for words, _ in found] == [0, 32, 64, 0]
+
+
+def test_pace_rises_then_falls():
+    shares = [pace(step, 100) for step in range(100)]
+    top = shares.index(max(shares))
+    assert shares[: top + 1] == sorted(shares[: top + 1])
+    assert shares[top:] == sorted(shares[top:], reverse=True)
+    assert min(shares) > 0
+    assert max(shares) <= 1
+
+
+# Loss and perplexity
+
+
+def test_candidates_loss_is_cross_entropy_when_all_words_are_candidates():
+    torch.manual_seed(0)
+    output, hidden, targets = nn.Linear(6, 40), torch.randn(9, 6), torch.randint(40, (9,))
+    candidates = Candidates.draw(targets, 40, torch.Generator().manual_seed(0))
+    torch.testing.assert_close(candidates.loss(output, hidden), F.cross_entropy(output(hidden), targets))
+
+
+def test_candidates_estimate_the_sum_over_all_words_without_bias(monkeypatch):
+    monkeypatch.setattr(demo.model, "EXACT_WORDS", 10)
+    monkeypatch.setattr(demo.model, "DRAWN_WORDS", 20)
+    scores = torch.randn(200, generator=torch.Generator().manual_seed(0)).double()
+    generator, targets = torch.Generator().manual_seed(0), torch.tensor([150, 3, 150])
+    draws = [Candidates.draw(targets, 200, generator) for _ in range(2000)]
+    sums = torch.stack([(scores[one.words] + one.offset).exp().sum() for one in draws])
+    error = sums.std() / math.sqrt(len(sums))
+    assert abs(sums.mean() - scores.exp().sum()) < 4 * error
+    assert all(torch.equal(one.words[one.targets], targets) for one in draws)
+
+
+def test_perplexity_of_a_model_that_knows_frequencies_only_is_theirs(corpus):
+    model = LanguageModel(corpus.log_frequencies(), 8, tb.Dense(), 0)
+    nn.init.zeros_(model.output.weight)
+    lanes = Lanes.of(corpus, 4).valid
+    expected = (-corpus.log_frequencies()[lanes[1:]].mean()).exp().item()
+    assert perplexity(model, lanes) == pytest.approx(expected, rel=1e-5)
+
+
+def test_training_learns_and_repeats_itself(corpus):
+    lanes, settings = Lanes.of(corpus, 4), Settings(steps=40)
+    watches = [Silent(), Silent()]
+    runs = [train(LanguageModel(corpus.log_frequencies(), 8, tb.TensorTrain(), 0), lanes, settings, w) for w in watches]
+    assert runs[0].curve == runs[1].curve
+    assert watches[0].losses == watches[1].losses
+    assert [step for step, _ in runs[0].curve] == [5, 10, 15, 20, 25, 30, 35, 40]
+    assert runs[0].perplexity < runs[0].curve[0][1]
+
+
+# From the command line to the page
+
+
+def test_formats_are_shown_as_they_are_written():
+    for format in TABLES.values():
+        assert eval(written(format), {"tb": tb}) == format
+
+
+@pytest.fixture
+def small_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, str]:
+    out = tmp_path / "made" / "here"
+    arguments = ["--steps", "4", "--vocab", "60", "--dim", "8", "--batch", "4", "--seed", "7"]
+    main([*arguments, "--corpus", str(folder), "--out", str(out)])
+    return out, capsys.readouterr().out
+
+
+def test_json_tells_all_four_tables_and_how_to_repeat_them(small_run):
+    results = json.loads((small_run[0] / "demo.json").read_text())
+    assert results["settings"] == {"steps": 4, "vocab": 60, "dim": 8, "batch": 4, "seed": 7}
+    assert results["versions"]["tensorbed"] == tb.__version__
+    assert [row["name"] for row in results["tables"]] == list(TABLES)
+    words = results["corpus"]["words"]
+    for row, format in zip(results["tables"], TABLES.values(), strict=True):
+        layer = tb.Embedding(words, 8, format)
+        assert row["parameters"] == sum(p.numel() for p in layer.parameters())
+        assert row["ratio"] == pytest.approx(layer.compression_ratio)
+        assert row["curve"][-1] == [4, row["perplexity"]]
+        assert 1 < row["perplexity"] < 10 * words
+        assert row["seconds"] > 0
+    assert len({row["body_parameters"] for row in results["tables"]}) == 1
+
+
+def test_page_shows_all_four_rows_and_stands_alone(small_run):
+    page = (small_run[0] / "demo.html").read_text()
+    results = json.loads((small_run[0] / "demo.json").read_text())
+    body = re.search(r"<tbody>(.*)</tbody>", page, re.DOTALL).group(1)
+    rows = re.findall(r"<tr>.*?</tr>", body)
+    for row, told in zip(rows, results["tables"], strict=True):
+        for text in (told["name"], told["format"], f"{told['parameters']:,}", f"{told['perplexity']:.1f}"):
+            assert text in row
+    assert page.count("<svg") == 2
+    assert "--steps 4 --vocab 60 --dim 8 --batch 4 --seed 7 --corpus sources" in page
+    assert str(small_run[0].parent) not in page
+    assert "seed 7" in page
+    assert "$" not in page
+    assert not re.search(r"https?:|//\w|<script|<link|<img|@import|\bsrc=", page)
+    # What a reference points to is on the page, once.
+    ids = re.findall(r'\bid="([^"]+)"', page)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:url\(#|href="#)([^")]+)', page)) <= set(ids)
+
+
+def test_output_without_a_terminal_has_a_line_per_validation_the_table_and_the_path(small_run):
+    out, shown = small_run
+    lines = shown.splitlines()
+    for name in TABLES:
+        assert sum(line.startswith(name) and " of 4 " in line for line in lines) == 4
+    for format in TABLES.values():
+        assert sum(written(format) in line for line in lines) == 1
+    assert lines[-1] == f"page: {out / 'demo.html'}"
+    assert "\x1b" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--steps", "0"], "--steps: 0 is not a whole number of at least 1"),
+        (["--steps", "-3"], "--steps: -3 is not a whole number of at least 1"),
+        (["--batch", "many"], "--batch: many is not a whole number of at least 1"),
+        (["--vocab", "1"], "--vocab: 1 is not a whole number of at least 2"),
+        (["--seed", "1.5"], "--seed: 1.5 is not a whole number"),
+        (["--corpus", "nowhere"], "nowhere is not a folder; give one that holds .py files"),
+        (["--corpus", "empty"], "empty holds no .py files"),
+        (["--corpus", "single"], "single holds 1 .py file "),
+        (["--corpus", "short"], "3 tokens for validation, too few"),
+        (["--corpus", "sources", "--batch", "99999999"], "a --batch of at most"),
+    ],
+)
+def test_bad_arguments_are_explained_and_nothing_is_written(arguments, said, folder, monkeypatch, capsys):
+    monkeypatch.chdir(folder.parent)
+    for name, files in (("empty", 0), ("single", 1), ("short", 2)):
+        Path(name).mkdir()
+        for k in range(files):
+            Path(name, f"{k}.py").write_text("a = 1")
+    with pytest.raises(SystemExit) as stop:
+        main(arguments)
+    assert stop.value.code == 2
+    assert said in " ".join(capsys.readouterr().err.split())
+    assert not Path("out").exists()
