@@ -30,15 +30,6 @@ SOURCE = '''def area(width, height=1):
 '''
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """Tests run side by side: threads that wait for each other on busy cores take seconds for milliseconds."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Forty files, two of them for validation, and others that are no part of a corpus."""
@@ -313,6 +304,7 @@ def test_output_without_a_terminal_has_a_line_per_validation_the_table_and_the_p
         (["--corpus", "single"], "single holds 1 .py file "),
         (["--corpus", "short"], "3 tokens for validation, too few"),
         (["--corpus", "sources", "--batch", "99999999"], "a --batch of at most"),
+        (["--corpus", "sources", "--out", "sources/file_00.py"], "File exists: 'sources/file_00.py'"),
     ],
 )
 def test_bad_arguments_are_explained_and_nothing_is_written(arguments, said, folder, monkeypatch, capsys):
