@@ -14,7 +14,7 @@ from tensorbed.contraction.chain import Chain
 _COPY = 24  # moving one number through memory
 _CALL = 150_000  # one tensor operation: dispatch, allocation
 _GROUP = 120_000  # one more group in a grouped product
-_THIN = 3  # a product too small to fill the machine, against a large one
+_THIN = 2  # a product too small to fill the machine, against a large one
 
 
 def per_row(chain: Chain, counts: Sequence[int]) -> int:
@@ -22,7 +22,7 @@ def per_row(chain: Chain, counts: Sequence[int]) -> int:
     total = 0
     for k in range(1, chain.order):
         left, slice_size, out = _sizes(chain, k)
-        total += counts[k] * (_COPY * (left + 2 * slice_size + out) + _THIN * left * chain.outer(k)) + 6 * _CALL
+        total += counts[k] * (_COPY * (left + slice_size + out) + _THIN * left * chain.outer(k)) + 6 * _CALL
     return total
 
 

@@ -1,0 +1,159 @@
+"""``python -m demo``: read the sources, train the four models, show and write what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import tensorbed as tb
+from demo.corpus import Corpus, read_corpus
+from demo.display import Display, track_files
+from demo.model import TABLE_STD, LanguageModel
+from demo.page import Results, Row, write_results
+from demo.training import LEARNING_RATE, WINDOW, Lanes, Settings, Watch, train
+from tensorbed.structures import Format
+
+TABLES: dict[str, Format] = {
+    "full": tb.Dense(),
+    "low rank": tb.LowRank(rank=8),
+    "tensor train": tb.TensorTrain(rank=16),
+    "smaller train": tb.TensorTrain(rank=8),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = make_parser()
+    given = parser.parse_args(arguments)
+    settings = Settings(given.steps, given.vocab, given.dim, given.batch, given.seed)
+    console = Console()
+    try:
+        root = given.corpus or Path(sysconfig.get_path("stdlib"))
+        corpus = read_corpus(root, settings.vocab, lambda files: track_files(console, files))
+        lanes = Lanes.of(corpus, settings.batch)
+        given.out.mkdir(parents=True, exist_ok=True)  # now, not when minutes of training would be lost
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    console.print(
+        f"{len(corpus.train):,} tokens to train on, {len(corpus.valid):,} to validate on, {len(corpus.words):,} words"
+    )
+    results = describe(settings, corpus, lanes, given.corpus, run_all(settings, corpus, lanes, console))
+    console.print(results_table(results))
+    console.print(f"page: {write_results(results, given.out)}", soft_wrap=True)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m demo",
+        description="Train a small language model four times, with a full and with compressed embedding tables.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    usual = Settings()
+    parser.add_argument("--steps", type=at_least(1), default=usual.steps, help="training steps of each model")
+    parser.add_argument("--vocab", type=at_least(2), default=usual.vocab, help="words at most, <unk> among them")
+    parser.add_argument("--dim", type=at_least(1), default=usual.dim, help="numbers per word")
+    parser.add_argument("--batch", type=at_least(1), default=usual.batch, help="places the corpus is read in at once")
+    parser.add_argument("--seed", type=at_least(0), default=usual.seed, help="of all that is drawn")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for demo.html and demo.json")
+    parser.add_argument("--corpus", type=Path, help="folder of .py files, instead of Python's standard library")
+    return parser
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """A reader of whole numbers from the command line."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is not a whole number of at least {least}")
+        return int(text)
+
+    return read
+
+
+def run_all(settings: Settings, corpus: Corpus, lanes: Lanes, console: Console) -> tuple[Row, ...]:
+    tokens = settings.batch * min(WINDOW, len(lanes.train) - 1)
+    frequencies = corpus.log_frequencies()
+    with Display(console, list(TABLES), settings.steps, tokens) as display:
+        return tuple(
+            run_one(name, LanguageModel(frequencies, settings.dim, format, settings.seed), lanes, settings, watch)
+            for (name, format), watch in zip(TABLES.items(), display.watches(), strict=True)
+        )
+
+
+def run_one(name: str, model: LanguageModel, lanes: Lanes, settings: Settings, watch: Watch) -> Row:
+    run = train(model, lanes, settings, watch)
+    table = model.table
+    return Row(
+        name=name,
+        format=written(TABLES[name]),
+        structure=table.structure.describe(),
+        parameters=table.structure.numel,
+        ratio=table.compression_ratio,
+        body_parameters=sum(tensor.numel() for tensor in model.body().values()),
+        run=run,
+    )
+
+
+def written(format: Format) -> str:
+    """The format as it is written in code; its repr names what was left out, too."""
+    rank = getattr(format, "rank", None)
+    return f"tb.{type(format).__name__}({'' if rank is None else f'rank={rank}'})"
+
+
+def describe(settings: Settings, corpus: Corpus, lanes: Lanes, folder: Path | None, rows: tuple[Row, ...]) -> Results:
+    scored = lanes.valid[1:].flatten()
+    # Of a folder only the name: where it lies is no part of the results.
+    source = f"the standard library of Python {platform.python_version()}" if folder is None else folder.resolve().name
+    options = asdict(settings) | ({} if folder is None else {"corpus": source})
+    return Results(
+        settings=settings,
+        corpus={
+            "source": source,
+            "files": corpus.files,
+            "words": len(corpus.words),
+            "train_tokens": len(corpus.train),
+            "valid_tokens": len(corpus.valid),
+            "scored_tokens": len(scored),
+            "unknown_share": (scored == 0).double().mean().item(),
+            "perplexity_by_frequency": (-corpus.log_frequencies()[scored].double().mean()).exp().item(),
+        },
+        model={
+            "hidden": 2 * settings.dim,
+            "window": WINDOW,
+            "learning_rate": LEARNING_RATE,
+            "table_std": TABLE_STD,
+        },
+        versions={"Python": platform.python_version(), "PyTorch": torch.__version__, "tensorbed": tb.__version__},
+        command="python -m demo " + " ".join(f"--{name} {value}" for name, value in options.items()),
+        rows=rows,
+    )
+
+
+def results_table(results: Results) -> Table:
+    # Narrow enough for the 80 columns of output that is not a terminal.
+    table = Table(title="One language model, four embedding tables", title_justify="left", box=box.SIMPLE_HEAD)
+    table.pad_edge, table.collapse_padding = False, True
+    table.add_column("table", style="bold", no_wrap=True)
+    table.add_column("format", no_wrap=True)
+    for heading in ("parameters", "ratio", "perplexity", "seconds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in results.rows:
+        figures = (f"{row.parameters:,}", f"{row.ratio:.1f}", f"{row.run.perplexity:.1f}", f"{row.run.seconds:.1f}")
+        table.add_row(row.name, row.format, *figures)
+    return table
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("stopped; nothing was written")

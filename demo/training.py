@@ -1,0 +1,140 @@
+"""Training and validation, the same steps on the same words for every table."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from demo.corpus import Corpus
+from demo.model import Candidates, LanguageModel, State
+
+WINDOW = 32  # tokens per lane and step, as far back as gradients go
+LEARNING_RATE = 0.01
+WARM_UP = 0.1  # of the steps
+CLIP = 1.0
+VALIDATIONS = 8
+VALIDATION_LANES = 16
+VALIDATION_TOKENS = 8192
+# So many tokens' scores over all words at a time stay in the processor's cache.
+SCORED_AT_ONCE = 128
+
+
+@dataclass(frozen=True)
+class Settings:
+    steps: int = 800
+    vocab: int = 20_000
+    dim: int = 96
+    batch: int = 32
+    seed: int = 0
+
+
+@dataclass
+class Run:
+    """What came of one table: validation perplexity after so many steps, and the time the steps alone took."""
+
+    curve: list[tuple[int, float]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    @property
+    def perplexity(self) -> float:
+        return self.curve[-1][1]
+
+
+class Watch(Protocol):
+    """Told of every step and of every validation."""
+
+    def stepped(self, step: int, loss: float) -> None: ...
+
+    def validated(self, step: int, perplexity: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Lanes:
+    """The two streams cut into equal parts that are read side by side, for validation only their beginning."""
+
+    train: Tensor  # (length, batch)
+    valid: Tensor  # (length, VALIDATION_LANES)
+
+    @classmethod
+    def of(cls, corpus: Corpus, batch: int) -> Lanes:
+        valid = _cut(corpus.valid, VALIDATION_LANES, "validation")
+        return cls(_cut(corpus.train, batch, "training"), valid[: VALIDATION_TOKENS // VALIDATION_LANES + 1])
+
+
+def _cut(stream: Tensor, count: int, use: str) -> Tensor:  # (tokens,) -> (tokens // count, count)
+    length = len(stream) // count
+    if length < 2:
+        raise ValueError(
+            f"the corpus has {len(stream)} tokens for {use}, too few to read in {count} places at once: "
+            "give a larger one" + (f" or a --batch of at most {len(stream) // 2}." if use == "training" else ".")
+        )
+    return stream[: length * count].view(count, length).T.contiguous()
+
+
+def windows(lanes: Tensor, steps: int) -> Iterator[tuple[Tensor, Tensor]]:  # lanes: (length, batch)
+    """Words and the words that follow them, window after window, from the start again when the lanes end."""
+    length = min(WINDOW, len(lanes) - 1)
+    fitting = (len(lanes) - 1) // length
+    for step in range(steps):
+        at = step % fitting * length
+        yield lanes[at : at + length], lanes[at + 1 : at + length + 1]
+
+
+def train(model: LanguageModel, lanes: Lanes, settings: Settings, watch: Watch) -> Run:
+    """Train with the settings' steps, validating now and then."""
+    optimiser = torch.optim.Adam(model.parameters(), lr=LEARNING_RATE, fused=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: pace(step, settings.steps))
+    generator = torch.Generator().manual_seed(settings.seed)
+    pauses = {round(settings.steps * k / VALIDATIONS) for k in range(1, VALIDATIONS + 1)}
+    run, state = Run(), None
+    for step, (words, following) in enumerate(windows(lanes.train, settings.steps), start=1):
+        begin = time.perf_counter()
+        loss, state = take_step(model, optimiser, words, following, state, generator)
+        schedule.step()
+        run.seconds += time.perf_counter() - begin
+        watch.stepped(step, loss)
+        if step in pauses:
+            run.curve.append((step, perplexity(model, lanes.valid)))
+            watch.validated(*run.curve[-1])
+    return run
+
+
+def pace(step: int, steps: int) -> float:
+    """The share of the learning rate: up in a line, down in a cosine."""
+    return min((step + 1) / (WARM_UP * steps), 0.5 + 0.5 * math.cos(math.pi * step / steps))
+
+
+def take_step(
+    model: LanguageModel,
+    optimiser: torch.optim.Optimizer,
+    words: Tensor,  # (length, batch)
+    following: Tensor,  # (length, batch)
+    state: State | None,
+    generator: torch.Generator,
+) -> tuple[float, State]:
+    """One step of the optimiser; the state goes on to the next window, gradients do not."""
+    hidden, (h, c) = model.hidden(words, state)
+    candidates = Candidates.draw(following.flatten(), model.output.out_features, generator)
+    loss = candidates.loss(model.output, hidden.flatten(0, 1))
+    optimiser.zero_grad()
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+    optimiser.step()
+    return loss.item(), (h.detach(), c.detach())
+
+
+@torch.no_grad()
+def perplexity(model: LanguageModel, lanes: Tensor) -> float:  # lanes: (length, VALIDATION_LANES)
+    """Over all words, unlike the training loss."""
+    hidden, _ = model.hidden(lanes[:-1])
+    targets = lanes[1:].flatten()
+    parts = zip(hidden.flatten(0, 1).split(SCORED_AT_ONCE), targets.split(SCORED_AT_ONCE), strict=True)
+    total = sum(F.cross_entropy(model.output(some), their, reduction="sum").item() for some, their in parts)
+    return math.exp(total / len(targets))
