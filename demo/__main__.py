@@ -7,6 +7,7 @@ import platform
 import sys
 import sysconfig
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from demo.corpus import Corpus, read_corpus
 from demo.display import Display, track_files
 from demo.model import TABLE_STD, LanguageModel
 from demo.page import Results, Row, write_results
-from demo.training import LEARNING_RATE, WINDOW, Lanes, Settings, Watch, train
+from demo.training import LEARNING_RATE, WINDOW, Lanes, Run, Settings, train
 from tensorbed.structures import Format
 
 TABLES: dict[str, Format] = {
@@ -80,24 +81,36 @@ def at_least(least: int) -> Callable[[str], int]:
 
 
 def run_all(settings: Settings, corpus: Corpus, lanes: Lanes, console: Console) -> tuple[Row, ...]:
-    tokens = settings.batch * min(WINDOW, len(lanes.train) - 1)
+    """Train the four models, as many at a time as there are cores.
+
+    The products here are small: a core for each model is faster than all cores for one, and numbers do not depend on
+    how many there are.
+    """
     frequencies = corpus.log_frequencies()
-    with Display(console, list(TABLES), settings.steps, tokens) as display:
-        return tuple(
-            run_one(name, LanguageModel(frequencies, settings.dim, format, settings.seed), lanes, settings, watch)
-            for (name, format), watch in zip(TABLES.items(), display.watches(), strict=True)
-        )
+    cores = torch.get_num_threads()
+    torch.set_num_threads(1)
+    models = [LanguageModel(frequencies, settings.dim, format, settings.seed) for format in TABLES.values()]
+    tokens = settings.batch * min(WINDOW, len(lanes.train) - 1)
+    try:
+        with Display(console, list(TABLES), settings.steps, tokens) as display, ThreadPoolExecutor(cores) as pool:
+            runs = [
+                pool.submit(train, model, lanes, settings, line)
+                for model, line in zip(models, display.lines, strict=True)
+            ]
+            with display.stopping():
+                done = [run.result() for run in runs]
+    finally:
+        torch.set_num_threads(cores)
+    return tuple(row_of(name, model, run) for name, model, run in zip(TABLES, models, done, strict=True))
 
 
-def run_one(name: str, model: LanguageModel, lanes: Lanes, settings: Settings, watch: Watch) -> Row:
-    run = train(model, lanes, settings, watch)
-    table = model.table
+def row_of(name: str, model: LanguageModel, run: Run) -> Row:
     return Row(
         name=name,
         format=written(TABLES[name]),
-        structure=table.structure.describe(),
-        parameters=table.structure.numel,
-        ratio=table.compression_ratio,
+        structure=model.table.structure.describe(),
+        parameters=model.table.structure.numel,
+        ratio=model.table.compression_ratio,
         body_parameters=sum(tensor.numel() for tensor in model.body().values()),
         run=run,
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from types import TracebackType
 from typing import Self
 
@@ -21,13 +23,12 @@ def track_files(console: Console, files: Sequence[Path]) -> Iterable[Path]:
 
 
 class Display:
-    """Lines for all models from the start, filled one after the other."""
+    """Lines for all models, from the start to the end."""
 
     def __init__(self, console: Console, names: Sequence[str], steps: int, tokens: int) -> None:
         self.console, self.steps, self.tokens = console, steps, tokens
-        self.width = max(map(len, names))
         self.bars = Progress(
-            TextColumn(f"{{task.description:<{self.width}}}"),
+            TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             MofNCompleteColumn(),
             TextColumn("{task.fields[figures]}"),
@@ -35,8 +36,9 @@ class Display:
             console=console,
             disable=not console.is_terminal,
         )
-        self.lines = [self.bars.add_task(name, total=steps, start=False, figures="") for name in names]
-        self.names = list(names)
+        width = max(map(len, names))
+        self.lines = [Line(self, f"{name:<{width}}") for name in names]
+        self.stopped = Event()
 
     def __enter__(self) -> Self:
         self.bars.start()
@@ -47,22 +49,31 @@ class Display:
     ) -> None:
         self.bars.stop()
 
-    def watches(self) -> Iterator[Line]:
-        """The models' lines, the time of each beginning when it is asked for."""
-        for number, line in enumerate(self.lines):
-            self.bars.start_task(line)
-            yield Line(self, number)
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """An error or an interrupt in here ends all trainings at their next step, not in a minute."""
+        try:
+            yield
+        except BaseException:
+            self.stopped.set()
+            raise
 
 
 class Line:
-    """Watches one model."""
+    """Watches the training of one model, in whichever thread that is."""
 
-    def __init__(self, display: Display, number: int) -> None:
-        self.display, self.number = display, number
+    def __init__(self, display: Display, name: str) -> None:
+        self.display, self.name = display, name
+        self.task = display.bars.add_task(name, total=display.steps, start=False, figures="")
+        self.begin, self.loss, self.perplexity = 0.0, 0.0, ""
+
+    def started(self) -> None:
         self.begin = time.perf_counter()
-        self.loss, self.perplexity = 0.0, ""
+        self.display.bars.start_task(self.task)
 
     def stepped(self, step: int, loss: float) -> None:
+        if self.display.stopped.is_set():
+            raise InterruptedError(f"{self.name} was stopped at step {step}.")
         self.loss = loss
         self._draw(step)
 
@@ -74,13 +85,13 @@ class Line:
 
     def _draw(self, step: int) -> None:
         figures = f"loss {self.loss:.2f}  {self.perplexity}{self._speed(step):,.0f} tokens/s"
-        self.display.bars.update(self.display.lines[self.number], completed=step, figures=figures)
+        self.display.bars.update(self.task, completed=step, figures=figures)
 
     def _print(self, step: int) -> None:
-        name, steps = f"{self.display.names[self.number]:<{self.display.width}}", self.display.steps
+        steps = self.display.steps
         left = (time.perf_counter() - self.begin) / step * (steps - step)
         self.display.console.print(
-            f"{name}  step {step:>{len(str(steps))}} of {steps}  loss {self.loss:.2f}  {self.perplexity}"
+            f"{self.name}  step {step:>{len(str(steps))}} of {steps}  loss {self.loss:.2f}  {self.perplexity}"
             f"{self._speed(step):,.0f} tokens/s  {left:.0f} s left",
             soft_wrap=True,
         )

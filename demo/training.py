@@ -28,7 +28,7 @@ SCORED_AT_ONCE = 128
 
 @dataclass(frozen=True)
 class Settings:
-    steps: int = 800
+    steps: int = 1000
     vocab: int = 20_000
     dim: int = 96
     batch: int = 32
@@ -48,7 +48,9 @@ class Run:
 
 
 class Watch(Protocol):
-    """Told of every step and of every validation."""
+    """Told when training starts, and of every step and validation; what it raises ends the training."""
+
+    def started(self) -> None: ...
 
     def stepped(self, step: int, loss: float) -> None: ...
 
@@ -94,6 +96,7 @@ def train(model: LanguageModel, lanes: Lanes, settings: Settings, watch: Watch) 
     generator = torch.Generator().manual_seed(settings.seed)
     pauses = {round(settings.steps * k / VALIDATIONS) for k in range(1, VALIDATIONS + 1)}
     run, state = Run(), None
+    watch.started()
     for step, (words, following) in enumerate(windows(lanes.train, settings.steps), start=1):
         begin = time.perf_counter()
         loss, state = take_step(model, optimiser, words, following, state, generator)

@@ -53,6 +53,9 @@ class Silent:
     def __init__(self) -> None:
         self.losses: list[float] = []
 
+    def started(self) -> None:
+        pass
+
     def stepped(self, step: int, loss: float) -> None:
         self.losses.append(loss)
 
