@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
+import operator
 
 import torch
 from torch import Tensor
 
 
-def require_positive(value: object, name: str) -> int:
-    """An int of at least 1, or an error that shows it."""
-    if isinstance(value, bool) or not isinstance(value, int):
+def require_int(value: object, name: str) -> int:
+    """A whole number, also numpy's, as a Python int; or an error that shows what it was."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or isinstance(value, Tensor):
         raise TypeError(f"{name} must be an int, got {value!r} ({type(value).__name__}).")
-    if value < 1:
-        raise ValueError(f"{name}={value}: must be at least 1.")
-    return value
+    return operator.index(value)
+
+
+def require_positive(value: object, name: str) -> int:
+    """A whole number of at least 1, or an error that shows it."""
+    number = require_int(value, name)
+    if number < 1:
+        raise ValueError(f"{name}={number}: must be at least 1.")
+    return number
 
 
 def require_number(value: object, name: str, *, low: float, high: float = math.inf) -> float:
@@ -23,7 +30,7 @@ def require_number(value: object, name: str, *, low: float, high: float = math.i
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__}).")
     if not (low < value < high):
         bound = f"greater than {low:g}" + ("" if high == math.inf else f" and less than {high:g}")
-        raise ValueError(f"{name}={value}: must be {bound}.")
+        raise ValueError(f"{name}={value}: must be a finite number {bound}.")
     return float(value)
 
 
@@ -37,5 +44,5 @@ def require_integer_indices(index: Tensor, name: str = "index") -> None:
 
 def require_float_dtype(dtype: torch.dtype) -> None:
     """Tables hold floating-point numbers."""
-    if not dtype.is_floating_point:
-        raise TypeError(f"dtype={dtype}: a table holds floating-point numbers, for instance torch.float32.")
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise TypeError(f"dtype={dtype!r}: a table holds floating-point numbers, for instance torch.float32.")

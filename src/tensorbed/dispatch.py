@@ -23,14 +23,17 @@ def checked_indices(index: Tensor, rows: int) -> Tensor:  # (*) -> (n,) int64
     """
     require_integer_indices(index)
     flat = index.reshape(-1)
-    if torch.compiler.is_exporting():
-        return flat.long().clamp(0, rows - 1)
-    if flat.is_meta:
-        return flat.long()
+    if torch.compiler.is_exporting() or flat.is_meta:
+        return clamped_for_export(flat, rows).long()
     if is_traced(flat):
         checked: Tensor = _check_op(flat, rows)
         return checked
     return check_range(flat, rows).long()
+
+
+def clamped_for_export(index: Tensor, rows: int) -> Tensor:
+    """The index itself, except in an exported graph: there it is brought into the table."""
+    return index.clamp(0, rows - 1) if torch.compiler.is_exporting() and isinstance(index, Tensor) else index
 
 
 @torch.library.custom_op("tensorbed::check_indices", mutates_args=())

@@ -8,6 +8,8 @@ from torch import Tensor
 from tensorbed.dispatch import checked_indices, full_precision
 from tensorbed.structures import Params, Structure
 
+_BLOCK = 2**22  # numbers of the table made at once
+
 
 def lookup(structure: Structure, params: Params, index: Tensor, *, impl: str = "auto") -> Tensor:
     """``table[index]`` without the table.
@@ -29,7 +31,7 @@ def lookup(structure: Structure, params: Params, index: Tensor, *, impl: str = "
 
 
 def project(structure: Structure, params: Params, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-    """``x @ table[start:stop].T`` without the table: logits over a block of the vocabulary.
+    """``x @ table[start:stop].T``, a block of rows at a time: logits over a part of the vocabulary, or all of it.
 
     Shape:
         - x: ``(*, cols)``
@@ -43,7 +45,9 @@ def project(structure: Structure, params: Params, x: Tensor, start: int = 0, sto
         )
     if x.dim() == 0 or x.shape[-1] != structure.cols:
         raise ValueError(f"x has shape {tuple(x.shape)}; its last size must be the table's {structure.cols} columns.")
-    return structure.project(params, x, start, stop)
+    height = max(1, _BLOCK // structure.cols)
+    blocks = [structure.project(params, x, a, min(a + height, stop)) for a in range(start, stop, height)]
+    return torch.cat(blocks, -1) if blocks else structure.project(params, x, start, stop)
 
 
 def check_impl(structure: Structure, impl: str) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tensorbed.checks import require_integer_indices
+from tensorbed.dispatch import is_traced
 
 MODES = ("sum", "mean", "max")
 
@@ -65,16 +66,39 @@ class Bags:
             return cls(index, offsets[:-1], offsets[-1], weights)
         return cls(index, offsets, index.shape[0], weights)
 
-    def check_offsets(self) -> None:
-        """Offsets that begin at 0, do not fall and stay within the indices; for eager calls, it reads values."""
-        bounds = torch.cat([self.starts, torch.as_tensor(self.end, device=self.starts.device).reshape(1)])
-        if int(bounds[0]) != 0 and (self.starts.shape[0] or int(bounds[0]) > self.index.shape[0]):
-            raise ValueError(f"offsets begins with {int(bounds[0])}: the first bag begins at 0.")
-        if bool((bounds.diff() < 0).any()) or int(bounds[-1]) > self.index.shape[0]:
-            raise ValueError(
-                f"offsets must not fall and must stay within the {self.index.shape[0]} indices, "
-                f"got {bounds.tolist() if bounds.shape[0] <= 16 else f'up to {int(bounds.max())}'}."
-            )
+    def bounds(self) -> Tensor:
+        """Where each bag begins, and where the last one ends: ``(bags + 1,)``."""
+        return torch.cat([self.starts, torch.as_tensor(self.end, device=self.starts.device).reshape(1)])
+
+    def checked(self) -> Bags:
+        """The same bags, once their offsets begin at 0, do not fall and stay within the indices."""
+        if self.index.is_meta or torch.compiler.is_exporting():
+            return self
+        if is_traced(self.index):
+            bounds = _check_bounds_op(self.bounds(), self.index.shape[0])
+            return Bags(self.index, bounds[:-1], bounds[-1], self.per_sample_weights)
+        _check_bounds(self.bounds(), self.index.shape[0])
+        return self
+
+
+def _check_bounds(bounds: Tensor, indices: int) -> None:
+    first, last, falls = int(bounds[0]), int(bounds[-1]), bool((bounds.diff() < 0).any())
+    if first != 0 and (bounds.shape[0] > 1 or first > indices):
+        raise ValueError(f"offsets begins with {first}: the first bag begins at 0.")
+    if falls or last > indices:
+        shown = bounds.tolist() if bounds.shape[0] <= 16 else f"up to {int(bounds.max())}"
+        raise ValueError(f"offsets must not fall and must stay within the {indices} indices, got {shown}.")
+
+
+@torch.library.custom_op("tensorbed::check_bounds", mutates_args=())
+def _check_bounds_op(bounds: Tensor, indices: int) -> Tensor:
+    _check_bounds(bounds, indices)
+    return bounds.clone()
+
+
+@_check_bounds_op.register_fake
+def _(bounds: Tensor, indices: int) -> Tensor:
+    return torch.empty_like(bounds)
 
 
 def pool_rows(rows: Tensor, bags: Bags, mode: str, padding_idx: int | None) -> Tensor:  # (n, cols) -> (bags, cols)
@@ -92,8 +116,11 @@ def pool_rows(rows: Tensor, bags: Bags, mode: str, padding_idx: int | None) -> T
         keep = keep & (bags.index != padding_idx)
     # With no bag at all everything lies beyond the end; keep its entries harmless.
     bag = bag.clamp_min(0)
+    # Half precisions count to 256 and sum no better: pool in single.
+    dtype = rows.dtype
+    rows = rows.float() if dtype.itemsize < 4 else rows
     if bags.per_sample_weights is not None:
-        rows = rows * bags.per_sample_weights[:, None]
+        rows = rows * bags.per_sample_weights[:, None].to(rows.dtype)
     sizes = torch.zeros(max(count, 1), dtype=rows.dtype, device=rows.device).index_add(0, bag, keep.to(rows.dtype))
     if mode == "max":
         low = rows.masked_fill(~keep[:, None], -torch.inf)
@@ -105,16 +132,15 @@ def pool_rows(rows: Tensor, bags: Bags, mode: str, padding_idx: int | None) -> T
         pooled = zeros.index_add(0, bag, rows.masked_fill(~keep[:, None], 0.0))
         if mode == "mean":
             pooled = pooled / sizes.clamp_min(1)[:, None]
-    return pooled[:count]
+    return pooled[:count].to(dtype)
 
 
 def pool_unique(rows: Tensor, inverse: Tensor, bags: Bags, mode: str, padding: int | None) -> Tensor:
     """Unique rows ``(u, cols)`` as a small table for torch's own bag kernels: no row is written once an index."""
-    end = torch.as_tensor(bags.end, device=bags.starts.device).reshape(1)
     return F.embedding_bag(
         inverse,
         rows,
-        torch.cat([bags.starts, end]),
+        bags.bounds(),
         mode=mode,
         per_sample_weights=bags.per_sample_weights,
         include_last_offset=True,

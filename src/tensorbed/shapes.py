@@ -16,7 +16,7 @@ MAX_IMBALANCE = 2
 # The rank at which parameters are counted: ends cost R, inner cores R^2, so the inner ones get the small factors.
 _REFERENCE_RANK = 16
 # A few milliseconds of searching.
-_MOST_STEPS = 4_000
+_MOST_STEPS = 2_500
 
 
 def suggest_shape(num_embeddings: int, embedding_dim: int, order: int = 3) -> Shape:
@@ -32,9 +32,10 @@ def suggest_shape(num_embeddings: int, embedding_dim: int, order: int = 3) -> Sh
         >>> tb.suggest_shape(25000, 256)
         ((35, 19, 38), (8, 4, 8))
     """
-    require_positive(num_embeddings, "num_embeddings")
-    require_positive(embedding_dim, "embedding_dim")
-    if require_positive(order, "order") < 2:
+    num_embeddings = require_positive(num_embeddings, "num_embeddings")
+    embedding_dim = require_positive(embedding_dim, "embedding_dim")
+    order = require_positive(order, "order")
+    if order < 2:
         raise ValueError(f"order={order}: a chain has at least 2 cores.")
     if num_embeddings > 2**62:
         raise ValueError(f"num_embeddings={num_embeddings}: rows are counted in int64, 2**62 at the most.")
@@ -159,20 +160,27 @@ def _divisors(size: int) -> tuple[int, ...]:
 def _smoother(cols: int, order: int) -> int:
     """The nearest larger size that splits into even factors."""
     root = math.ceil(cols ** (1 / order))
-    return min(c for c in range(cols, root**order + 1) if factor_evenly(c, order)[0] > 1 or c == root**order)
+    return next(c for c in range(cols, root**order + 1) if factor_evenly(c, order)[0] > 1 or c == root**order)
 
 
-def check_shape(shape: object, num_embeddings: int, embedding_dim: int) -> Shape:
-    """A user's shape as two tuples of equal length that hold the table, or an error with the fix."""
+def as_shape(shape: object) -> Shape:
+    """A user's shape as two tuples of positive ints, or an error that shows what one looks like."""
     try:
         row_factors, col_factors = (tuple(f) for f in shape)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
         raise ValueError(
             f"shape={shape!r}: give the row factors and the column factors, for instance ((25, 30, 40), (4, 8, 8))."
         ) from None
-    for name, factors in (("row", row_factors), ("column", col_factors)):
-        for factor in factors:
-            require_positive(factor, f"a {name} factor of shape {shape!r}")
+    rows, cols = (
+        tuple(require_positive(factor, f"a {name} factor of shape {shape!r}") for factor in factors)
+        for name, factors in (("row", row_factors), ("column", col_factors))
+    )
+    return rows, cols
+
+
+def check_shape(shape: object, num_embeddings: int, embedding_dim: int) -> Shape:
+    """A user's shape, of two equal lengths and holding the table, or an error with the fix."""
+    row_factors, col_factors = as_shape(shape)
     given = f"shape ({row_factors}, {col_factors})"
     if len(row_factors) != len(col_factors) or len(row_factors) < 2:
         raise ValueError(
@@ -187,6 +195,8 @@ def check_shape(shape: object, num_embeddings: int, embedding_dim: int) -> Shape
             f"{given} holds {held} rows, fewer than num_embeddings={num_embeddings}; "
             f"raise a factor, for instance {enough}, or leave shape=None."
         )
+    if held > 2**63 - 1:
+        raise ValueError(f"{given} holds {held} rows; rows are counted in int64, 2**63 - 1 at the most.")
     made = math.prod(col_factors)
     if made != embedding_dim:
         raise ValueError(

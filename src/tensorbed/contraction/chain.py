@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import prod
 
 import torch
@@ -37,7 +36,7 @@ class Chain:
     def order(self) -> int:
         return len(self.row_factors)
 
-    @cached_property
+    @property
     def cols(self) -> int:
         return prod(self.col_factors)
 

@@ -14,6 +14,7 @@ from tensorbed.progress import track
 
 SWEEPS = 20
 _ENOUGH = 1e-3  # a sweep that lowers the error by less than this fraction is the last
+_MOST_UNKNOWNS = 4096  # of one row of a core: the normal equations are this large squared
 _CHUNK = 2**24  # numbers in one partial contraction
 
 
@@ -65,19 +66,19 @@ def _widen(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def improve(tensor: Tensor, cores: Sequence[Tensor], sweeps: int = SWEEPS) -> list[Tensor]:
-    """Alternating least squares: each core in turn the best for the others, so the error never grows."""
+    """Alternating least squares: each core in turn the best for the others. What comes back is never worse."""
     # The products with the tensor dominate; single precision is enough for them where the tensor is large.
     dtype = torch.float64 if tensor.numel() <= 2**22 else torch.promote_types(tensor.dtype, torch.float32)
     tensor = tensor.to(dtype)
-    norm = float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
-    cores, error = [core.double() for core in cores], math.inf
-    best = cores
+    cores = [core.double() for core in cores]
+    best, error = cores, _distance(tensor, cores)
+    if any(core.shape[0] * core.shape[2] > _MOST_UNKNOWNS for core in cores):
+        return balanced(best)
     for _ in track(range(sweeps), "fitting a tensor ring, sweeps"):
         for k in range(len(cores)):
-            seen = _seen_by(tensor, cores, k)
-            cores = [*cores[:k], _solve(_gram(cores, k), seen), *cores[k + 1 :]]
-        # At the optimum of the last core the residual is what the table has beyond its projection.
-        now = math.sqrt(max(0.0, norm - float((cores[-1] * seen).sum())))
+            solved = _solve(_gram(cores, k), _seen_by(tensor, cores, k))
+            cores = [*cores[:k], solved, *cores[k + 1 :]]
+        now = _distance(tensor, cores)
         if not now < error:
             break
         best, improved = cores, error - now
@@ -85,6 +86,26 @@ def improve(tensor: Tensor, cores: Sequence[Tensor], sweeps: int = SWEEPS) -> li
         if improved < _ENOUGH * error:
             break
     return balanced(best)
+
+
+def _distance(tensor: Tensor, cores: Sequence[Tensor]) -> float:
+    """``||tensor - ring||_F``, by differences and not by norms, a few slices of the first mode at a time."""
+    sizes = tensor.shape
+    joint = cores[0].shape[0]
+    height = max(1, _CHUNK // (math.prod(sizes[1:-1]) * max(sizes[-1], joint * cores[-1].shape[0])))
+    total = 0.0
+    for start in range(0, sizes[0], height):
+        part = tensor[start : start + height]
+        made = cores[0][:, start : start + height].reshape(-1, cores[0].shape[2]).to(tensor.dtype)
+        for core in cores[1:-1]:
+            left, n, right = core.shape
+            made = (made @ core.to(tensor.dtype).reshape(left, n * right)).reshape(-1, right)
+        # (R_0, entries, R_{N-1}) against the last core (R_{N-1}, n_N, R_0): sum over both bonds at once.
+        left, n, _ = cores[-1].shape
+        made = made.reshape(joint, -1, left).transpose(0, 1).reshape(-1, joint * left)
+        last = cores[-1].to(tensor.dtype).permute(2, 0, 1).reshape(joint * left, n)
+        total += float((part.reshape(-1, n) - made @ last).double().square().sum())
+    return math.sqrt(total)
 
 
 def _seen_by(tensor: Tensor, cores: Sequence[Tensor], k: int) -> Tensor:  # -> (R_{k-1}, n_k, R_k)

@@ -7,7 +7,7 @@ from typing import Self, Unpack
 import torch
 from torch import Tensor
 
-from tensorbed.dispatch import full_precision, is_traced
+from tensorbed.dispatch import clamped_for_export, full_precision, is_traced
 from tensorbed.functional import lookup
 from tensorbed.nn.table import StructuredTable, TableOptions
 from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency, scale_gradient
@@ -84,12 +84,10 @@ class EmbeddingBag(StructuredTable):
             raise ValueError(f'per_sample_weights needs mode="sum", as in torch; this layer has mode="{self.mode}".')
         if per_sample_weights is not None and per_sample_weights.dtype != self._dtype:
             raise TypeError(f"per_sample_weights is {per_sample_weights.dtype}, the layer {self._dtype}; convert it.")
-        bags = Bags.of(input, offsets, per_sample_weights, self.include_last_offset)
+        input = clamped_for_export(input, self.num_embeddings)
+        bags = Bags.of(input, offsets, per_sample_weights, self.include_last_offset).checked()
+        plain = self.impl == "reference" or is_traced(input) or input.is_meta or input.numel() == 0
         with full_precision(input):
-            if is_traced(input) or input.is_meta:
-                return self._pool_rows(bags)
-            bags.check_offsets()
-            plain = self.impl == "reference" or bags.index.numel() == 0
             return self._pool_rows(bags) if plain else self._pool_unique(bags)
 
     def _pool_rows(self, bags: Bags) -> Tensor:

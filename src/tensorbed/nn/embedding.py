@@ -7,6 +7,7 @@ from typing import Self, Unpack
 import torch
 from torch import Tensor
 
+from tensorbed.dispatch import clamped_for_export
 from tensorbed.functional import lookup
 from tensorbed.nn.table import StructuredTable, TableOptions
 from tensorbed.pooling import scale_by_frequency
@@ -44,6 +45,7 @@ class Embedding(StructuredTable):
     """
 
     def forward(self, index: Tensor) -> Tensor:  # (*) -> (*, embedding_dim)
+        index = clamped_for_export(index, self.num_embeddings)
         rows = lookup(self.structure, self.params(), index, impl=self.impl)
         if self.scale_grad_by_freq:
             rows = scale_by_frequency(rows, index)

@@ -12,7 +12,7 @@ from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.table import StructuredTable
 from tensorbed.shapes import Shape
-from tensorbed.structures.formats import DEFAULT_RANK, RankedFormat
+from tensorbed.structures.formats import DEFAULT_RANK
 from tensorbed.structures.low_rank import LowRank
 from tensorbed.structures.tensor_ring import TensorRing
 from tensorbed.structures.tensor_train import TensorTrain
@@ -79,8 +79,6 @@ class _Chained(StructuredTable):
 class _LowRanked(StructuredTable):
     """Constructor of layers over ``U @ V.T``."""
 
-    _format: ClassVar[type[RankedFormat]] = LowRank
-
     def __init__(
         self,
         num_embeddings: int,
@@ -122,9 +120,9 @@ class _LowRanked(StructuredTable):
 
 
 def _sizes(rank: int, **others: Any) -> dict[str, Any]:
-    """The default rank gives way to another way of saying the size; one that was chosen does not."""
+    """The default rank gives way to another way of saying the size; one that was given, 16 too, does not."""
     given = {name: value for name, value in others.items() if value is not None}
-    return given if given and rank == DEFAULT_RANK else {"rank": rank, **given}
+    return given if given and rank is DEFAULT_RANK else {"rank": rank, **given}
 
 
 class TTEmbedding(_Chained, Embedding):  # type: ignore[misc]

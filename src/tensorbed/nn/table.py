@@ -7,7 +7,7 @@ from typing import Any, Self, TypedDict, Unpack
 import torch
 from torch import Tensor, nn
 
-from tensorbed.checks import require_float_dtype, require_number, require_positive
+from tensorbed.checks import require_float_dtype, require_int, require_number, require_positive
 from tensorbed.dispatch import full_precision
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.functional import check_impl
@@ -151,7 +151,8 @@ class StructuredTable(nn.Module):
             raise NotImplementedError(f"{self.structure.kind} cannot be drawn at random.")
         std = self.std or (2 / (self.num_embeddings + self.embedding_dim)) ** 0.5
         # Half precisions are drawn in single, so that rounding does not bend the scale.
-        drawn = {name: t.float() if t.dtype.itemsize < 4 else t for name, t in params.items()}
+        half = (torch.float16, torch.bfloat16)
+        drawn = {name: t.float() if t.dtype in half else t for name, t in params.items()}
         self.structure.initialise(drawn, std)
         for name, tensor in params.items():
             if drawn[name] is not tensor:
@@ -225,8 +226,7 @@ def wrapped_padding_idx(padding_idx: int | None, rows: int) -> int | None:
     """A row number, negative ones counted from the end, as in ``torch.nn.Embedding``."""
     if padding_idx is None:
         return None
-    if isinstance(padding_idx, bool) or not isinstance(padding_idx, int):
-        raise TypeError(f"padding_idx must be an int, got {padding_idx!r} ({type(padding_idx).__name__}).")
+    padding_idx = require_int(padding_idx, "padding_idx")
     if not -rows <= padding_idx < rows:
         raise ValueError(f"padding_idx={padding_idx} is not a row of a table of {rows} (valid: {-rows} to {rows - 1}).")
     return padding_idx % rows

@@ -82,7 +82,8 @@ class Structure(ABC):
     def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
         """``x @ table[start:stop].T`` for a block of rows, of which only the block is ever made."""
         index = torch.arange(start, stop, device=x.device)
-        return x @ self.lookup(p, index, "auto").to(x.dtype).T
+        rows = self.take(p, index) if torch.compiler.is_exporting() else self.lookup(p, index, "auto")
+        return x @ rows.T
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         """Draw the tensors in place so that the table's entries have mean 0 and exactly this standard deviation."""
@@ -112,7 +113,7 @@ def scale_to_std(p: Params, sum_of_squares: Tensor, entries: int, std: float) ->
 
     Distinct entries of a drawn table are uncorrelated with mean 0, so its mean square is its variance.
     """
-    realised = (sum_of_squares.double() / entries).sqrt()
+    realised = (sum_of_squares.double() / float(entries)).sqrt()
     factor = (std / realised) ** (1 / len(p))
     for tensor in p.values():
         tensor.mul_(factor.to(tensor.dtype))

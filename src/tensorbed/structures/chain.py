@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from tensorbed.checks import require_positive
 from tensorbed.contraction.chain import Chain, full, sum_of_squares, take
 from tensorbed.contraction.operators import IMPLS, chain_rows
 from tensorbed.decompose.train import frobenius, split_core, tensorize
 from tensorbed.progress import track
-from tensorbed.shapes import Shape, check_shape, suggest_shape, useful_ranks
+from tensorbed.shapes import Shape, as_shape, check_shape, suggest_shape, useful_ranks
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std
-from tensorbed.structures.formats import Budget, Fit, RankedFormat, as_ranks
+from tensorbed.structures.formats import Budget, Fit, RankedFormat
+
+DEFAULT_ORDER = 3
 
 
 @dataclass(frozen=True)
@@ -33,19 +35,16 @@ class ChainMatrix(Structure):
     col_factors: tuple[int, ...]
     ranks: tuple[int, ...]
 
-    @cached_property
+    @property
     def chain(self) -> Chain:
         return Chain(self.rows, self.row_factors, self.col_factors, self.ranks)
 
-    @cached_property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(f"core_{k}" for k in range(len(self.row_factors)))
-
     def _stored(self, p: Params) -> list[Tensor]:
-        return [p[name] for name in self._names]
+        return [p[f"core_{k}"] for k in range(len(self.row_factors))]
 
     def tensors(self) -> tuple[TensorSpec, ...]:
-        return tuple(TensorSpec(name, self.chain.core_shape(k)) for k, name in enumerate(self._names))
+        chain = self.chain
+        return tuple(TensorSpec(f"core_{k}", chain.core_shape(k)) for k in range(chain.order))
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         return take(self.chain, self._stored(p), index)
@@ -103,20 +102,28 @@ class ChainFormat(RankedFormat):
     structure: ClassVar[type[ChainMatrix]]
 
     ranks: Sequence[int] | None = None
-    order: int = 3
+    order: int = DEFAULT_ORDER
     shape: Shape | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.ranks is not None:
-            object.__setattr__(self, "ranks", as_ranks(self.ranks))
-            for k, rank in enumerate(self.ranks):
-                self.check_rank(rank, f"ranks[{k}]")
-        if self.shape is None and (not isinstance(self.order, int) or self.order < 2):
-            raise ValueError(f"order={self.order!r} for {self.name}: an int of at least 2.")
+            if not isinstance(self.ranks, Iterable):
+                raise TypeError(
+                    f"ranks={self.ranks!r} for {self.name}: give a list, or rank= for one that is the same."
+                )
+            object.__setattr__(
+                self, "ranks", tuple(self.check_rank(r, f"ranks[{k}]") for k, r in enumerate(self.ranks))
+            )
+        if require_positive(self.order, "order") < 2:
+            raise ValueError(f"order={self.order} for {self.name}: a chain has at least 2 cores.")
         if self.shape is not None:
-            # Sizes are checked against the table when bound; here only so that equal formats compare equal.
-            object.__setattr__(self, "shape", tuple(tuple(factors) for factors in self.shape))
+            # Against the table it is checked when bound; as tuples, equal formats compare equal.
+            object.__setattr__(self, "shape", as_shape(self.shape))
+            if self.order not in (DEFAULT_ORDER, len(self.shape[0])):
+                raise ValueError(
+                    f"order={self.order} for {self.name}, but shape={self.shape} has {len(self.shape[0])}."
+                )
 
     @abstractmethod
     def bonds(self, ranks: Sequence[int]) -> tuple[int, ...]:
@@ -127,8 +134,13 @@ class ChainFormat(RankedFormat):
         """How many ranks a user gives for a chain of this order."""
 
     @abstractmethod
-    def decompose(self, tensor: Tensor, ranks: tuple[int, ...] | None, bound: float | None) -> list[Tensor]:
-        """Cores ``(R_{k-1}, n_k, R_k)`` for a tensor ``(n_1, ..., n_N)``, of all these ranks or within an error."""
+    def decompose(
+        self, tensor: Tensor, ranks: tuple[int, ...] | None, bound: float | None, start: list[Tensor] | None
+    ) -> list[Tensor]:
+        """Cores ``(R_{k-1}, n_k, R_k)`` for a tensor ``(n_1, ..., n_N)``, of all these ranks or within an error.
+
+        ``start`` are those of a tensor that was nearly the same, for algorithms that go on from there.
+        """
 
     def factors(self, budget: Budget) -> Shape:
         """The shape given, or the suggested one."""
@@ -163,21 +175,21 @@ class ChainFormat(RankedFormat):
             aim = self._made(budget, self.ranks, clip=True) if self.ranks is not None else self.target(budget)
             assert isinstance(aim, ChainMatrix)
             ranks = aim.ranks
-        padded = math.prod(row_factors)
+        padded = _padded(table, math.prod(row_factors))
+        tensor = tensorize(padded, row_factors, col_factors)
         rounds = _rounds(padded, budget) if ranks is not None else 0
         if rounds == 0:
-            return self._fitted(tensorize(_padded(table, padded), row_factors, col_factors), budget, ranks, bound)
-        filled = _padded(table, padded)
+            del padded  # large tables: one copy is enough
+        found = self.decompose(tensor, ranks, bound, None)
         for _ in track(range(rounds), f"fitting {self.name}, filling the padding"):
-            found = self._fitted(tensorize(filled, row_factors, col_factors), budget, ranks, bound)
-            assert isinstance(found.structure, ChainMatrix)
-            if _fill(filled, found.structure.chain, list(found.params.values())):
+            if _fill(padded, self._stored(found, budget)):
                 break
-        return found
+            found = self.decompose(tensorize(padded, row_factors, col_factors), ranks, bound, found)
+        return self._stored(found, budget)
 
-    def _fitted(self, tensor: Tensor, budget: Budget, ranks: tuple[int, ...] | None, bound: float | None) -> Fit:
+    def _stored(self, found: Sequence[Tensor], budget: Budget) -> Fit:
+        """Cores ``(R_{k-1}, n_k, R_k)`` as a structure and the tensors it keeps."""
         row_factors, col_factors = self.factors(budget)
-        found = self.decompose(tensor, ranks, bound)
         bonds = (*[core.shape[0] for core in found], found[0].shape[0])
         structure = self.structure(budget.rows, budget.cols, row_factors, col_factors, bonds)
         stored = [split_core(core, i, j) for core, i, j in zip(found, row_factors, col_factors, strict=True)]
@@ -200,13 +212,15 @@ def _padded(table: Tensor, rows: int) -> Tensor:
     return padded
 
 
-def _rounds(padded: int, budget: Budget) -> int:
+def _rounds(padded: Tensor, budget: Budget) -> int:
     """How often a fit may be repeated for the padding's sake: not at all for tables whose fit takes long."""
-    return min(400, 2**26 // (padded * budget.cols)) if padded > budget.rows else 0
+    return min(400, 2**26 // padded.numel()) if padded.shape[0] > budget.rows else 0
 
 
-def _fill(padded: Tensor, chain: Chain, stored: list[Tensor]) -> bool:
+def _fill(padded: Tensor, fit: Fit) -> bool:
     """Overwrite the padded rows with those of the fit; whether another fit would not differ."""
+    assert isinstance(fit.structure, ChainMatrix)
+    chain, stored = fit.structure.chain, list(fit.params.values())
     index = torch.arange(chain.rows, padded.shape[0], device=padded.device)
     rows = take(chain, [core.to(padded.dtype) for core in stored], index)
     norm, moved = frobenius(padded), frobenius(padded[chain.rows :] - rows)

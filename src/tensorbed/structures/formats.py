@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from tensorbed.checks import require_number, require_positive
+from tensorbed.checks import require_int, require_number
 from tensorbed.decompose.train import frobenius
 from tensorbed.structures.base import Params, Structure
 
-DEFAULT_RANK = 16
+
+class _Unsaid(int):
+    """A default that can be told from the same number given."""
+
+
+DEFAULT_RANK: int = _Unsaid(16)
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,9 @@ class RankedFormat(Format):
         if len(given) > 1:
             raise ValueError(f"{self.name}: {' and '.join(given)} both set the size; give one.")
         if not given:
-            object.__setattr__(self, "rank", DEFAULT_RANK)
+            object.__setattr__(self, "rank", int(DEFAULT_RANK))
         if self.rank is not None:
-            self.check_rank(self.rank, "rank")
+            object.__setattr__(self, "rank", self.check_rank(self.rank, "rank"))
         if self.ratio is not None:
             require_number(self.ratio, "ratio", low=0)
         if self.rel_error is not None:
@@ -91,11 +95,12 @@ class RankedFormat(Format):
 
     def check_rank(self, rank: object, what: str) -> int:
         """A positive int, or an error that offers the ratio."""
-        if isinstance(rank, int) and not isinstance(rank, bool) and rank < 1:
+        number = require_int(rank, what)
+        if number < 1:
             raise ValueError(
-                f"{what}={rank} for {self.name}: ranks are positive; use ratio=... to let the size decide."
+                f"{what}={number} for {self.name}: ranks are positive; use ratio=... to let the size decide."
             )
-        return require_positive(rank, what)
+        return number
 
     @abstractmethod
     def with_rank(self, budget: Budget, rank: int, *, clip: bool) -> Structure:
@@ -144,15 +149,10 @@ class RankedFormat(Format):
         """The Frobenius error a fit by ``rel_error`` may make, less what rounding ``parts`` tensors can add."""
         if self.rel_error is None:
             return None
-        rounding = parts * torch.finfo(budget.dtype).eps / 2
+        rounding = parts * torch.finfo(budget.dtype).eps
         if self.rel_error <= rounding:
             raise ValueError(
                 f"rel_error={self.rel_error:g}: {parts} tensors of {str(budget.dtype)[6:]} are themselves rounded by "
                 f"about {rounding:.1g}; ask for more than that, or give a wider dtype=."
             )
         return frobenius(table) * math.sqrt(self.rel_error**2 - rounding**2)
-
-
-def as_ranks(ranks: Sequence[int] | None) -> tuple[int, ...] | None:
-    """Lists become tuples, so that formats and structures stay hashable."""
-    return None if ranks is None else tuple(ranks)

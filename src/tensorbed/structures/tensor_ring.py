@@ -39,5 +39,11 @@ class TensorRing(ChainFormat):
     def given(self, order: int) -> int:
         return order
 
-    def decompose(self, tensor: Tensor, ranks: tuple[int, ...] | None, bound: float | None) -> list[Tensor]:
-        return improve(tensor, tr_svd(tensor, ranks[:-1] if ranks else None, bound))
+    def decompose(
+        self, tensor: Tensor, ranks: tuple[int, ...] | None, bound: float | None, start: list[Tensor] | None
+    ) -> list[Tensor]:
+        if start is not None:
+            return improve(tensor, start, sweeps=2)
+        # Sweeps lower the error at given ranks; a bound is kept by the cuts, and sweeps would not lower the ranks.
+        found = tr_svd(tensor, ranks[:-1] if ranks else None, bound)
+        return improve(tensor, found) if ranks else found

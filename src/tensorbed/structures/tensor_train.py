@@ -40,5 +40,7 @@ class TensorTrain(ChainFormat):
     def given(self, order: int) -> int:
         return order - 1
 
-    def decompose(self, tensor: Tensor, ranks: tuple[int, ...] | None, bound: float | None) -> list[Tensor]:
+    def decompose(
+        self, tensor: Tensor, ranks: tuple[int, ...] | None, bound: float | None, start: list[Tensor] | None
+    ) -> list[Tensor]:
         return tt_svd(tensor, ranks[1:-1] if ranks else None, bound)
