@@ -11,14 +11,17 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from torch import nn
 
+import demo.__main__
 import demo.model
 import tensorbed as tb
-from demo.__main__ import TABLES, main, written
+from demo.__main__ import TABLES, main, run_all, written
 from demo.corpus import UNKNOWN, Corpus, choose_words, read_corpus, source_files, tokenize
 from demo.model import Candidates, LanguageModel
 from demo.training import Lanes, Settings, pace, perplexity, train, windows
+from tensorbed.structures.dense import DenseMatrix
 
 SOURCE = '''def area(width, height=1):
     """How much there is."""
@@ -229,6 +232,33 @@ def test_training_learns_and_repeats_itself(corpus):
     assert watches[0].losses == watches[1].losses
     assert [step for step, _ in runs[0].curve] == [5, 10, 15, 20, 25, 30, 35, 40]
     assert runs[0].perplexity < runs[0].curve[0][1]
+
+
+def test_results_do_not_depend_on_the_number_of_cores(corpus):
+    lanes, settings, curves = Lanes.of(corpus, 4), Settings(steps=8, dim=8), []
+    for cores in (1, 3):
+        torch.set_num_threads(cores)
+        try:
+            rows = run_all(settings, corpus, lanes, Console(quiet=True))
+            assert torch.get_num_threads() == cores
+        finally:
+            torch.set_num_threads(1)
+        curves.append([row.run.curve for row in rows])
+    assert curves[0] == curves[1]
+
+
+def test_an_error_in_one_training_ends_the_others(corpus, monkeypatch):
+    lanes, steps = Lanes.of(corpus, 4), 10_000_000  # hours, if they were taken
+    trained = demo.__main__.train
+
+    def fail_on_dense(model, *rest):
+        if isinstance(model.table.structure, DenseMatrix):
+            raise ZeroDivisionError
+        return trained(model, *rest)
+
+    monkeypatch.setattr(demo.__main__, "train", fail_on_dense)
+    with pytest.raises(ZeroDivisionError):
+        run_all(Settings(steps=steps, dim=8), corpus, lanes, Console(quiet=True))
 
 
 # From the command line to the page

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tensorbed.contraction import cost
 from tensorbed.contraction.chain import Chain, Cores, every_slice, full, times_every_slice
-from tensorbed.contraction.plan import Plan, Prefixes, find_prefixes, make_plan
-from tensorbed.contraction.products import Grouped, PerRow, Products, Tiled, sum_into
+from tensorbed.contraction.plan import Level, Plan, Prefixes, find_prefixes, make_plan
+from tensorbed.contraction.products import Grouped, PerRow, Products, Sums, Tiled, sum_into
 
 
 class Executor(Protocol):
@@ -53,14 +53,12 @@ class LevelByLevel:
         plan = make_plan(prefixes, chain.row_factors, by_digit=products.by_digit)
         lefts = [chain.first(cores[0].index_select(0, plan.levels[0].digit))]
         for k in range(1, chain.order - 1):
-            left = lefts[-1].index_select(0, plan.levels[k].parent)
-            lefts.append(chain.after(products.multiply(left, chain.slices(cores[k], k), plan.levels[k]), k))
+            lefts.append(chain.after(_extend(chain, lefts[-1], cores[k], k, plan.levels[k], products), k))
         return Tape(plan, tuple(lefts), products)
 
     def rows(self, chain: Chain, cores: Cores, tape: Tape) -> Tensor:
-        last, level = chain.order - 1, tape.plan.levels[-1]
-        left = chain.closed(tape.lefts[-1], last).index_select(0, level.parent)
-        unique = tape.products.multiply(left, chain.slices(cores[last], last), level)
+        last = chain.order - 1
+        unique = _extend(chain, tape.lefts[-1], cores[last], last, tape.plan.levels[last], tape.products)
         return unique.reshape(-1, chain.cols).index_select(0, tape.plan.position)
 
     def backward(self, chain: Chain, cores: Cores, tape: Tape, grad: Tensor) -> list[Tensor]:
@@ -69,17 +67,38 @@ class LevelByLevel:
         # Repeated rows are summed once, before anything is multiplied.
         grad = sum_into(grad.reshape(-1, chain.cols), plan.position, plan.unique_rows)
         for k in reversed(range(1, chain.order)):
-            level = plan.levels[k]
-            above = tape.lefts[k - 1]
-            grad = grad.reshape(-1, chain.width(k), chain.outer(k))
-            left = chain.closed(above, k).index_select(0, level.parent)
+            above = chain.closed(tape.lefts[k - 1], k)
             slices = chain.slices(cores[k], k)
-            grads[k] = chain.unslice(products.slice_gradients(left, grad, level, chain.row_factors[k]), k)
-            grad = products.multiply_transposed(grad, slices, level)
-            grad = chain.opened(sum_into(grad, level.parent, above.shape[0]), k)
+            grad = grad.reshape(-1, chain.width(k), chain.outer(k))
+            slice_grads, left_grads = torch.zeros_like(slices), Sums(above)
+            for at, part in plan.levels[k].parts(_height(chain, k)):
+                left = above.index_select(0, part.parent)
+                slice_grads += products.slice_gradients(left, grad[at], part, chain.row_factors[k])
+                left_grads.add(products.multiply_transposed(grad[at], slices, part), part.parent)
+            grads[k] = chain.unslice(slice_grads, k)
+            grad = chain.opened(left_grads.total(), k)
         grads[0] = torch.zeros_like(cores[0])
         grads[0][plan.levels[0].digit] = grad.reshape(-1, *chain.core_shape(0)[1:])
         return grads
+
+
+def _extend(
+    chain: Chain, left: Tensor, core: Tensor, k: int, level: Level, products: Products
+) -> Tensor:  # (parents, R_0 * M, R) -> (n, width, outer)
+    """Left products of a level's prefixes, some at a time: what is gathered for them is larger than they are."""
+    left, slices = chain.closed(left, k), chain.slices(core, k)
+    parts = [
+        products.multiply(left.index_select(0, part.parent), slices, part) for _, part in level.parts(_height(chain, k))
+    ]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+# Numbers of left products gathered at once: a few megabytes, which the processor's cache holds until they are used.
+_GATHERED = 2**21
+
+
+def _height(chain: Chain, k: int) -> int:
+    return max(64, _GATHERED // (chain.width(k) * chain.inner(k)))
 
 
 class WholeTable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,14 @@ class Level:
     digit: Tensor
     parent: Tensor
     ends: Tensor | None
+
+    def parts(self, height: int) -> Iterator[tuple[slice, Level]]:
+        """Runs of at most ``height`` prefixes, so that what is gathered for a product stays small."""
+        n = self.digit.shape[0]
+        for start in range(0, n, height):
+            part = slice(start, min(start + height, n))
+            ends = None if self.ends is None else (self.ends - start).clamp(0, part.stop - start)
+            yield part, Level(self.digit[part], self.parent[part], ends)
 
 
 @dataclass(frozen=True)

@@ -85,7 +85,7 @@ class Grouped:
 
 
 class Tiled:
-    """Runs cut into tiles of equal height, one batched product over the tiles; one host synchronisation a level."""
+    """Runs cut into tiles of equal height, one batched product over the tiles; the host waits once a product."""
 
     by_digit = True
 
@@ -133,11 +133,26 @@ class Tiled:
         return padded.reshape(owner.shape[0], self.height * m, width)
 
 
+class Sums:
+    """Rows added up by position, half precisions in float32."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.dtype = like.dtype
+        self.wide = torch.float32 if like.dtype in (torch.bfloat16, torch.float16) else like.dtype
+        self.sums = torch.zeros(like.shape, dtype=self.wide, device=like.device)
+
+    def add(self, rows: Tensor, position: Tensor) -> None:  # (n, ...), (n,)
+        self.sums.index_add_(0, position, rows.to(self.wide))
+
+    def total(self) -> Tensor:
+        return self.sums.to(self.dtype)
+
+
 def sum_into(rows: Tensor, position: Tensor, size: int) -> Tensor:
-    """Add up rows that share a position: ``(n, ...) -> (size, ...)``, half precisions summed in float32."""
-    wide = torch.float32 if rows.dtype in (torch.bfloat16, torch.float16) else rows.dtype
-    total = torch.zeros(size, *rows.shape[1:], dtype=wide, device=rows.device)
-    return total.index_add_(0, position, rows.to(wide)).to(rows.dtype)
+    """Add up rows that share a position: ``(n, ...) -> (size, ...)``."""
+    sums = Sums(rows.new_empty(1).expand(size, *rows.shape[1:]))
+    sums.add(rows, position)
+    return sums.total()
 
 
 def _ends(level: Level, height: int) -> Tensor:

@@ -54,6 +54,7 @@ class StructuredTable(nn.Module):
         dtype = dtype or torch.get_default_dtype()
         require_float_dtype(dtype)
         _check_format(format)
+        _check_options(**options)
         padding_idx = wrapped_padding_idx(options.get("padding_idx"), num_embeddings)
         reserved = 0 if padding_idx is None else embedding_dim * dtype.itemsize
         structure = format.bind(Budget(num_embeddings, embedding_dim, dtype, reserved))
@@ -76,21 +77,9 @@ class StructuredTable(nn.Module):
         std: float | None = None,
         impl: str = "auto",
     ) -> None:
-        """Check everything, then become a module with empty tensors."""
-        if max_norm is not None:
-            raise ValueError(
-                f"max_norm={max_norm} is not supported: rows of a structured table share their numbers, so that one "
-                "cannot be renormalised without changing others. Leave max_norm=None and clip the output instead."
-            )
-        if sparse:
-            raise ValueError(
-                "sparse=True is not supported: every lookup touches the few shared tensors, whose gradients are "
-                "dense and small. Leave sparse=False; any optimiser works."
-            )
+        """Become a module with empty tensors. The options were checked."""
         check_impl(structure, impl)
         padding_idx = wrapped_padding_idx(padding_idx, structure.rows)
-        if std is not None:
-            require_number(std, "std", low=0)
         super().__init__()
         self.structure = structure
         self.num_embeddings = structure.rows
@@ -122,6 +111,8 @@ class StructuredTable(nn.Module):
         _check_format(format)
         table = check_table(table)
         dtype = dtype or table.dtype
+        require_float_dtype(dtype)
+        _check_options(**options)
         padding_idx = wrapped_padding_idx(options.get("padding_idx"), table.shape[0])
         reserved = 0 if padding_idx is None else table.shape[1] * dtype.itemsize
         found = fit_table(table, format, dtype=dtype, reserved=reserved)
@@ -230,6 +221,31 @@ def wrapped_padding_idx(padding_idx: int | None, rows: int) -> int | None:
     if not -rows <= padding_idx < rows:
         raise ValueError(f"padding_idx={padding_idx} is not a row of a table of {rows} (valid: {-rows} to {rows - 1}).")
     return padding_idx % rows
+
+
+def _check_options(
+    *,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+    std: float | None = None,
+    impl: str = "auto",
+) -> None:
+    """Refuse what cannot be had before anything is drawn or fitted."""
+    if max_norm is not None:
+        raise ValueError(
+            f"max_norm={max_norm} is not supported: rows of a structured table share their numbers, so that one "
+            "cannot be renormalised without changing others. Leave max_norm=None and clip the output instead."
+        )
+    if sparse:
+        raise ValueError(
+            "sparse=True is not supported: every lookup touches the few shared tensors, whose gradients are "
+            "dense and small. Leave sparse=False; any optimiser works."
+        )
+    if std is not None:
+        require_number(std, "std", low=0)
 
 
 def _check_format(format: object) -> None:
