@@ -35,6 +35,13 @@ def test_every_structure_has_a_sample_small_enough_for_the_memory_law(kind):
     assert any(sample.is_small for sample in SAMPLES[kind])
 
 
-@pytest.mark.parametrize("kind", [k for k in registered() if k not in ("dense", "low_rank")])
+def test_no_law_hides_another():
+    names = [
+        n for c in (StructureLaws, EmbeddingParity, BagParity, TracingLaws) for n in vars(c) if n.startswith("test")
+    ]
+    assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("kind", [k for k, group in SAMPLES.items() if hasattr(group[0].structure, "row_factors")])
 def test_chains_are_sampled_at_every_order(kind):
     assert {len(s.structure.row_factors) for s in SAMPLES[kind]} == {2, 3, 4, 5, 6}

@@ -50,10 +50,9 @@ def test_bounds_are_honoured_in_the_layer_s_own_precision(layer, table):
     for dtype, rel_error in ((torch.float32, 1e-4), (torch.bfloat16, 0.05), (torch.float16, 0.01)):
         made = layer.from_pretrained(table, rel_error=rel_error, dtype=dtype)
         assert next(made.parameters()).dtype == dtype
-        distance = (made.weight.detach().double() - table.double()).norm() / table.double().norm()
-        # bfloat16 rows are themselves rounded on the way out; the bound is on the table they stand for.
-        assert float(distance) <= rel_error + torch.finfo(dtype).eps
-        assert made.fit_error <= rel_error + torch.finfo(dtype).eps
+        # The bound is on the table that the stored numbers stand for; rows are rounded once more on the way out.
+        distance = (made.double().weight.detach() - table.double()).norm() / table.double().norm()
+        assert float(distance) <= rel_error
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -67,7 +66,7 @@ def test_fits_clip_their_ranks(layer):
     table = torch.randn(12, 8)
     made = layer.from_pretrained(table, rank=1000)
     assert made.fit_error < 1e-3
-    assert made.structure.numel < 12 * 8 * 40
+    assert max(max(c.shape) for c in made.parameters()) <= 96
 
 
 @pytest.mark.parametrize("layer", LAYERS)
@@ -84,6 +83,33 @@ def test_a_table_of_zeros(layer):
     made = layer.from_pretrained(torch.zeros(30, 8), rank=2)
     assert made.fit_error == 0.0
     assert made.weight.count_nonzero() == 0
+
+
+def test_rows_that_the_dtype_cannot_hold_are_refused():
+    table = (torch.randn(100, 16, generator=torch.Generator().manual_seed(0)).clamp(-1, 1) * 60000).half()
+    with pytest.raises(ValueError, match=r"do not fit into torch\.float16"):
+        tb.TTEmbedding.from_pretrained(table, rank=16)
+
+
+def test_tables_without_values_are_refused():
+    for bad in (torch.zeros(8, 8, device="meta"), torch.eye(8).to_sparse()):
+        with pytest.raises(TypeError, match="an ordinary tensor with values"):
+            tb.TTEmbedding.from_pretrained(bad, rank=2)
+
+
+def test_hard_tables_keep_their_bounds():
+    """Nearly singular tables, on which normal equations lose digits."""
+    i, j = torch.arange(300).double(), torch.arange(64).double()
+    hilbert = 1 / (i[:, None] + j + 1)
+    for layer in LAYERS:
+        for rel_error in (1e-4, 1e-8, 1e-10):
+            assert layer.from_pretrained(hilbert, rel_error=rel_error).fit_error <= rel_error
+
+
+def test_drawing_anew_forgets_the_fit(table):
+    layer = tb.TTEmbedding.from_pretrained(table, rank=2)
+    layer.reset_parameters()
+    assert layer.fit_error is None
 
 
 def test_more_rank_less_error(table):

@@ -7,7 +7,6 @@ import torch
 
 import tensorbed as tb
 from tensorbed.contraction.chain import Chain, _squares_by_blocks, _squares_by_transfer, sum_of_squares, take
-from tensorbed.structures import registered
 from tensorbed.structures.formats import Budget
 
 
@@ -47,12 +46,6 @@ def test_every_dtype(dtype):
     assert realised(tb.TTEmbedding(3000, 64, 8, order=5, std=0.3, dtype=dtype)) == pytest.approx(0.3, rel=0.02)
 
 
-def test_every_registered_structure_is_covered_here():
-    covered = {"dense", "low_rank", "tensor_train", "tensor_ring"}
-    drawable = {kind for kind, structure in registered().items() if structure.can_initialise}
-    assert drawable == covered
-
-
 def test_the_equation_alone_would_not_do():
     """At order 6 and rank 2 one draw strays far: the exact norm is what brings it home."""
     structure = tb.TensorTrain(rank=2, order=6).bind(Budget(4096, 64))
@@ -75,6 +68,12 @@ def test_norm_by_transfer_matrices_counts_real_rows_only(ranks, rows):
     expected = take(chain, cores, torch.arange(rows)).square().sum()
     for way in (sum_of_squares, _squares_by_transfer, _squares_by_blocks):
         torch.testing.assert_close(way(chain, cores), expected)
+
+
+@pytest.mark.parametrize(("std", "dtype"), [(1e5, torch.float16), (1e-30, torch.float16), (1e-200, torch.float64)])
+def test_a_std_the_dtype_cannot_make_is_refused(std, dtype):
+    with pytest.raises(ValueError, match=r"is outside what .* can hold"):
+        tb.TTEmbedding(100, 8, 2, std=std, dtype=dtype)
 
 
 def test_std_is_checked():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import operator
 
 import torch
@@ -26,12 +27,13 @@ def require_positive(value: object, name: str) -> int:
 
 def require_number(value: object, name: str, *, low: float, high: float = math.inf) -> float:
     """A finite number in ``(low, high)``, or an error that shows it."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__}).")
-    if not (low < value < high):
+    number = float(value)
+    if not (low < number < high):
         bound = f"greater than {low:g}" + ("" if high == math.inf else f" and less than {high:g}")
         raise ValueError(f"{name}={value}: must be a finite number {bound}.")
-    return float(value)
+    return number
 
 
 def require_integer_indices(index: Tensor, name: str = "index") -> None:
@@ -44,5 +46,7 @@ def require_integer_indices(index: Tensor, name: str = "index") -> None:
 
 def require_float_dtype(dtype: torch.dtype) -> None:
     """Tables hold floating-point numbers."""
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
-        raise TypeError(f"dtype={dtype!r}: a table holds floating-point numbers, for instance torch.float32.")
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        raise TypeError(
+            f"dtype={dtype!r}: a table holds floating-point numbers, torch.float32, bfloat16, float16 or float64."
+        )

@@ -16,6 +16,11 @@ def is_traced(tensor: Tensor) -> bool:
     return torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)
 
 
+def is_transformed() -> bool:
+    """Whether a ``torch.func`` transform is at work: ``grad`` of ``grad``, ``vmap``, ``jacrev``."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
 def checked_indices(index: Tensor, rows: int) -> Tensor:  # (*) -> (n,) int64
     """Flat int64 indices in ``[0, rows)``; ``IndexError`` otherwise, eager and compiled.
 
@@ -28,7 +33,15 @@ def checked_indices(index: Tensor, rows: int) -> Tensor:  # (*) -> (n,) int64
     if is_traced(flat):
         checked: Tensor = _check_op(flat, rows)
         return checked
-    return check_range(flat, rows).long()
+    check_range(_values(flat), rows)
+    return flat.long()
+
+
+def _values(index: Tensor) -> Tensor:
+    """The numbers themselves where ``vmap`` shows one example at a time."""
+    while torch._C._functorch.is_functorch_wrapped_tensor(index):
+        index = torch._C._functorch.get_unwrapped(index)
+    return index
 
 
 def clamped_for_export(index: Tensor, rows: int) -> Tensor:

@@ -40,13 +40,19 @@ def fit_table(table: Tensor, format: Format, *, dtype: torch.dtype | None = None
         for name, tensor in params.items():
             if not bool(torch.isfinite(tensor).all()):
                 raise ValueError(f"{name} of the fit does not fit into {dtype}; give a wider dtype=.")
-        return Fitted(found.structure, params, relative_error(table, found.structure, params))
+        error = relative_error(table, found.structure, params)
+        if not math.isfinite(error):
+            raise ValueError(f"rows of the fit do not fit into {dtype}; give a wider dtype=.")
+        return Fitted(found.structure, params, error)
 
 
 def check_table(table: Tensor) -> Tensor:
     """A finite, non-empty matrix of floating-point numbers, or an error that shows what is wrong and where."""
     if not isinstance(table, Tensor):
         raise TypeError(f"the table must be a tensor, got {type(table).__name__}; use torch.as_tensor(...).")
+    if table.layout != torch.strided or table.is_meta:
+        kind = "the meta device" if table.is_meta else f"layout {table.layout}"
+        raise TypeError(f"the table must be an ordinary tensor with values, got one of {kind}; use .to_dense() first.")
     if table.dim() != 2 or table.numel() == 0:
         raise ValueError(f"the table must be a non-empty matrix (rows, cols), got shape {tuple(table.shape)}.")
     require_float_dtype(table.dtype)

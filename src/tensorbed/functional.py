@@ -22,6 +22,7 @@ def lookup(structure: Structure, params: Params, index: Tensor, *, impl: str = "
         - output: ``(*, cols)``
     """
     check_impl(structure, impl)
+    _check_params(structure, params)
     flat = checked_indices(index, structure.rows)
     if torch.compiler.is_exporting():
         impl = "reference"
@@ -43,11 +44,23 @@ def project(structure: Structure, params: Params, x: Tensor, start: int = 0, sto
             f"rows {start} to {stop} are not a block of a table of {structure.rows} rows "
             f"(0 <= start <= stop <= {structure.rows})."
         )
+    if not isinstance(x, Tensor):
+        raise TypeError(f"x must be a tensor, got {type(x).__name__}.")
     if x.dim() == 0 or x.shape[-1] != structure.cols:
         raise ValueError(f"x has shape {tuple(x.shape)}; its last size must be the table's {structure.cols} columns.")
+    _check_params(structure, params)
     height = max(1, _BLOCK // structure.cols)
     blocks = [structure.project(params, x, a, min(a + height, stop)) for a in range(start, stop, height)]
     return torch.cat(blocks, -1) if blocks else structure.project(params, x, start, stop)
+
+
+def _check_params(structure: Structure, params: Params) -> None:
+    """The structure's tensors in their stored shapes, or an error that shows the first that is not."""
+    for spec in structure.tensors():
+        given = params.get(spec.name)
+        if given is None or given.shape != spec.shape:
+            found = "is missing" if given is None else f"has shape {tuple(given.shape)}"
+            raise ValueError(f"{spec.name} {found}; {structure.kind} keeps it as {spec.shape} (see layer.params()).")
 
 
 def check_impl(structure: Structure, impl: str) -> None:

@@ -70,6 +70,14 @@ class Bags:
         """Where each bag begins, and where the last one ends: ``(bags + 1,)``."""
         return torch.cat([self.starts, torch.as_tensor(self.end, device=self.starts.device).reshape(1)])
 
+    def without_rest(self) -> Bags:
+        """Without indices beyond the end of the last bag, which torch's kernels would count into it."""
+        end = int(self.end)
+        if end == self.index.shape[0]:
+            return self
+        weights = None if self.per_sample_weights is None else self.per_sample_weights[:end]
+        return Bags(self.index[:end], self.starts, end, weights)
+
     def checked(self) -> Bags:
         """The same bags, once their offsets begin at 0, do not fall and stay within the indices."""
         if self.index.is_meta or torch.compiler.is_exporting():
@@ -137,15 +145,19 @@ def pool_rows(rows: Tensor, bags: Bags, mode: str, padding_idx: int | None) -> T
 
 def pool_unique(rows: Tensor, inverse: Tensor, bags: Bags, mode: str, padding: int | None) -> Tensor:
     """Unique rows ``(u, cols)`` as a small table for torch's own bag kernels: no row is written once an index."""
-    return F.embedding_bag(
+    # torch's kernels add up the gradients of half precisions in half precision: pool in single.
+    wide = rows.float() if rows.dtype.itemsize < 4 else rows
+    weights = bags.per_sample_weights
+    pooled = F.embedding_bag(
         inverse,
-        rows,
+        wide,
         bags.bounds(),
         mode=mode,
-        per_sample_weights=bags.per_sample_weights,
+        per_sample_weights=None if weights is None else weights.to(wide.dtype),
         include_last_offset=True,
         padding_idx=padding,
     )
+    return pooled.to(rows.dtype)
 
 
 def scale_by_frequency(rows: Tensor, index: Tensor) -> Tensor:  # (*, cols), (*) -> (*, cols)

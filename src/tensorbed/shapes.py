@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -37,6 +38,8 @@ def suggest_shape(num_embeddings: int, embedding_dim: int, order: int = 3) -> Sh
     order = require_positive(order, "order")
     if order < 2:
         raise ValueError(f"order={order}: a chain has at least 2 cores.")
+    if embedding_dim > 2**31 or order > 64:
+        raise ValueError(f"embedding_dim={embedding_dim}, order={order}: at most 2**31 and 64.")
     if num_embeddings > 2**62:
         raise ValueError(f"num_embeddings={num_embeddings}: rows are counted in int64, 2**62 at the most.")
     return _suggest(num_embeddings, embedding_dim, order)
@@ -46,7 +49,7 @@ def suggest_shape(num_embeddings: int, embedding_dim: int, order: int = 3) -> Sh
 def _suggest(rows: int, cols: int, order: int) -> Shape:
     even = factor_evenly(cols, order)
     if even[0] == 1 and cols > 1:
-        _say_uneven(cols, even)
+        _say_uneven(cols, (even[-1], *even[: order - 2], even[-2]))
     # The inner cores cost R times more than the ends, so they take the smallest column factors.
     ends, inner = (even[-1], even[-2]), even[: order - 2]
     padding = MAX_PADDING
@@ -59,11 +62,21 @@ def _suggest(rows: int, cols: int, order: int) -> Shape:
 def _say_uneven(cols: int, factors: tuple[int, ...]) -> None:
     """Once for each size: a cached function runs once."""
     order = len(factors)
+    better = _smoother(cols, order)
+    advice = f"a size such as {better} factors well" if better else "a lower order may suit it better"
     warnings.warn(
         f"embedding_dim={cols} does not split into {order} factors above 1: using {factors}. It works, with "
-        f"fewer useful ranks; a size such as {_smoother(cols, order)} factors well.",
-        stacklevel=4,
+        f"fewer useful ranks; {advice}.",
+        stacklevel=_frames_in_the_library(),
     )
+
+
+def _frames_in_the_library() -> int:
+    """How many calls up the user's own line is: a warning should point there."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == __package__:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 class _Search:
@@ -157,10 +170,11 @@ def _divisors(size: int) -> tuple[int, ...]:
     return tuple(sorted({*small, *(size // d for d in small)}))
 
 
-def _smoother(cols: int, order: int) -> int:
-    """The nearest larger size that splits into even factors."""
-    root = math.ceil(cols ** (1 / order))
-    return next(c for c in range(cols, root**order + 1) if factor_evenly(c, order)[0] > 1 or c == root**order)
+def _smoother(cols: int, order: int) -> int | None:
+    """The nearest larger size that splits into factors above 1, if it is near."""
+    if 2**order > 2 * cols:
+        return None
+    return next((c for c in range(cols, cols + 64) if factor_evenly(c, order)[0] > 1), None)
 
 
 def as_shape(shape: object) -> Shape:

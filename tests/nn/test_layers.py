@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import tensorbed as tb
+from tensorbed import functional
 
 CHAINS = [tb.TTEmbedding, tb.TREmbedding, tb.TTEmbeddingBag, tb.TREmbeddingBag]
 NAMED = [*CHAINS, tb.LowRankEmbedding, tb.LowRankEmbeddingBag]
@@ -160,6 +161,73 @@ def test_bad_bag_weights_and_modes():
         tb.TTEmbeddingBag(50, 8, 2, mode="median")
     with pytest.raises(ValueError, match='scale_grad_by_freq=True does not go with mode="max"'):
         tb.TTEmbeddingBag(50, 8, 2, mode="max", scale_grad_by_freq=True)
+
+
+def test_numpy_numbers_are_numbers():
+    numpy = pytest.importorskip("numpy")
+    layer = tb.TTEmbedding(
+        numpy.int64(100), numpy.int32(24), shape=numpy.array([[4, 5, 6], [2, 3, 4]]), padding_idx=numpy.int64(-1)
+    )
+    assert (layer.num_embeddings, layer.padding_idx) == (100, 99)
+    assert tb.TensorTrain(ranks=numpy.array([3, 4])) == tb.TensorTrain(ranks=[3, 4])
+    assert tb.LowRank(ratio=numpy.float32(4)).ratio == 4
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "message"),
+    [
+        (lambda: tb.TensorTrain(shape=5), ValueError, "give the row factors and the column factors"),
+        (lambda: tb.TensorTrain(shape=(25, 30, 40)), ValueError, "give the row factors and the column factors"),
+        (lambda: tb.TensorTrain(ranks=5), TypeError, "give a list"),
+        (lambda: tb.TensorTrain(rank=True), TypeError, "rank must be an int"),
+        (lambda: tb.TensorTrain(rank=2.0), TypeError, "rank must be an int"),
+        (lambda: tb.TensorTrain(order=4, shape=((4, 5, 6), (2, 3, 4))), ValueError, "order=4"),
+        (lambda: tb.TTEmbedding(1000, 24, 16, ratio=5), ValueError, "rank and ratio both set the size"),
+        (lambda: tb.TTEmbedding(1000, 24, 16, ranks=(2, 3)), ValueError, "rank and ranks both set the size"),
+        (lambda: tb.TTEmbedding(1000, 24, dtype="float32"), TypeError, "dtype='float32'"),
+        (lambda: tb.TTEmbedding(1000, 24, dtype=torch.float8_e4m3fn), TypeError, "bfloat16, float16 or float64"),
+        (lambda: tb.TTEmbedding(10, 8, shape=((2**32, 2**32), (2, 4))), ValueError, "counted in int64"),
+        (lambda: tb.suggest_shape(1000, 64, 65), ValueError, "at most"),
+    ],
+)
+def test_bad_formats(make, error, message):
+    with pytest.raises(error, match=message):
+        make()
+
+
+def test_formats_show_what_was_said():
+    assert repr(tb.TensorTrain(rank=8)) == "TensorTrain(rank=8)"
+    assert repr(tb.TensorRing(ratio=50.0, order=4)) == "TensorRing(ratio=50.0, order=4)"
+    assert repr(tb.LowRank()) == "LowRank(rank=16)"
+
+
+def test_functional_refuses_other_tensors():
+    layer = tb.TTEmbedding(64, 64, 4, shape=((4, 4, 4), (4, 4, 4)))
+    as_in_the_paper = {f"core_{k}": core for k, core in enumerate(layer.cores)}
+    with pytest.raises(ValueError, match=r"core_0 has shape \(1, 4, 4, 4\); tensor_train keeps it as \(4, 1, 4, 4\)"):
+        functional.lookup(layer.structure, as_in_the_paper, torch.tensor([0]))
+    with pytest.raises(ValueError, match="core_0 is missing"):
+        functional.lookup(layer.structure, {}, torch.tensor([0]))
+    with pytest.raises(TypeError, match="x must be a tensor"):
+        functional.project(layer.structure, layer.params(), [1.0])
+    with pytest.raises(ValueError, match="its last size must be the table's 64 columns"):
+        functional.project(layer.structure, layer.params(), torch.ones(3))
+    with pytest.raises(IndexError, match="rows 3 to 65 are not a block"):
+        functional.project(layer.structure, layer.params(), torch.ones(64), 3, 65)
+
+
+def test_project_makes_a_block_of_rows_at_a_time(monkeypatch):
+    monkeypatch.setattr(functional, "_BLOCK", 40)
+    layer = tb.TTEmbedding(100, 16, 3)
+    x = torch.randn(5, 16)
+    made = functional.project(layer.structure, layer.params(), x)
+    torch.testing.assert_close(made, x @ layer.weight.T)
+
+
+def test_warnings_point_at_the_user_s_line():
+    with pytest.warns(UserWarning, match="embedding_dim=22 does not split") as caught:
+        tb.TTEmbedding(1000, 22, 2)
+    assert caught[0].filename == __file__
 
 
 def test_an_error_leaves_nothing_half_done():

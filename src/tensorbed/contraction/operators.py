@@ -16,14 +16,15 @@ from torch.autograd.function import once_differentiable
 
 from tensorbed.contraction.chain import Chain, Cores, take
 from tensorbed.contraction.executors import EXECUTORS, choose
-from tensorbed.dispatch import full_precision, is_traced
+from tensorbed.dispatch import full_precision, is_traced, is_transformed
 
 IMPLS = ("auto", "reference", *EXECUTORS)
 
 
 def chain_rows(chain: Chain, cores: Cores, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
     """Rows by the named executor, differentiable in the cores. ``index`` is int64 and in range."""
-    if impl == "reference" or index.is_meta:
+    # Transforms differentiate, batch and nest as they like: only the plain path follows them.
+    if impl == "reference" or index.is_meta or is_transformed():
         return take(chain, cores, index)
     if is_traced(index):
         traced: Tensor = _rows_op(index, list(cores), chain.packed(), impl)

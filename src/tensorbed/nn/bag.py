@@ -7,7 +7,7 @@ from typing import Self, Unpack
 import torch
 from torch import Tensor
 
-from tensorbed.dispatch import clamped_for_export, full_precision, is_traced
+from tensorbed.dispatch import clamped_for_export, full_precision, is_traced, is_transformed
 from tensorbed.functional import lookup
 from tensorbed.nn.table import StructuredTable, TableOptions
 from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency, scale_gradient
@@ -80,15 +80,19 @@ class EmbeddingBag(StructuredTable):
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:  # (bags, length) or (n,) -> (bags, embedding_dim)
+        if per_sample_weights is not None and not isinstance(per_sample_weights, Tensor):
+            raise TypeError(f"per_sample_weights must be a tensor, got {type(per_sample_weights).__name__}.")
         if per_sample_weights is not None and self.mode != "sum":
             raise ValueError(f'per_sample_weights needs mode="sum", as in torch; this layer has mode="{self.mode}".')
         if per_sample_weights is not None and per_sample_weights.dtype != self._dtype:
             raise TypeError(f"per_sample_weights is {per_sample_weights.dtype}, the layer {self._dtype}; convert it.")
         input = clamped_for_export(input, self.num_embeddings)
         bags = Bags.of(input, offsets, per_sample_weights, self.include_last_offset).checked()
-        plain = self.impl == "reference" or is_traced(input) or input.is_meta or input.numel() == 0
+        plain = self.impl == "reference" or is_traced(input) or input.is_meta or is_transformed()
         with full_precision(input):
-            return self._pool_rows(bags) if plain else self._pool_unique(bags)
+            if plain or input.numel() == 0 or bags.starts.shape[0] == 0:
+                return self._pool_rows(bags)
+            return self._pool_unique(bags.without_rest())
 
     def _pool_rows(self, bags: Bags) -> Tensor:
         rows = lookup(self.structure, self.params(), bags.index, impl=self.impl)

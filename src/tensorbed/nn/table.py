@@ -141,6 +141,9 @@ class StructuredTable(nn.Module):
         if not self.structure.can_initialise:
             raise NotImplementedError(f"{self.structure.kind} cannot be drawn at random.")
         std = self.std or (2 / (self.num_embeddings + self.embedding_dim)) ** 0.5
+        info = torch.finfo(self._dtype)
+        if not info.tiny <= std <= info.max / 16:
+            raise ValueError(f"std={std:g} is outside what a table of {self._dtype} can hold; choose another.")
         # Half precisions are drawn in single, so that rounding does not bend the scale.
         half = (torch.float16, torch.bfloat16)
         drawn = {name: t.float() if t.dtype in half else t for name, t in params.items()}
@@ -148,12 +151,19 @@ class StructuredTable(nn.Module):
         for name, tensor in params.items():
             if drawn[name] is not tensor:
                 tensor.copy_(drawn[name])
+            if not bool(torch.isfinite(tensor).all()) or not bool(tensor.any()):
+                raise ValueError(f"std={std:g} is outside what tensors of {tensor.dtype} can hold; choose another.")
         if self.padding_row is not None:
             self.padding_row.zero_()
+        self.fit_error = None
 
     @property
     def weight(self) -> Tensor:
-        """The full table, differentiable: ``(num_embeddings, embedding_dim)``. For tests, export and inspection."""
+        """The full table, differentiable: ``(num_embeddings, embedding_dim)``. For tests, export and inspection.
+
+        Made anew at each access: writing into it changes nothing. To set the table, use :meth:`from_pretrained`, or
+        write the tensors it is made from (``layer.cores``).
+        """
         params = self.params()
         with full_precision(next(iter(params.values()))):
             table = self.structure.full(params)
@@ -180,7 +190,7 @@ class StructuredTable(nn.Module):
     def _dtype(self) -> torch.dtype:
         """The layer's dtype: that of the tensors which did not declare their own."""
         names = [spec.name for spec in self.structure.tensors() if spec.dtype is None]
-        dtype: torch.dtype = getattr(self, names[0]).dtype
+        dtype: torch.dtype = getattr(self, names[0]).dtype if names else torch.get_default_dtype()
         return dtype
 
     @property

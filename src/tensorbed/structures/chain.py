@@ -87,7 +87,7 @@ class ChainMatrix(Structure):
         """The ranks a user gives, out of ``(R_0, ..., R_N)``."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ChainFormat(RankedFormat):
     """A chain by its rank, ranks, ratio or error, its order, or its whole shape.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 import torch
@@ -59,7 +59,7 @@ class Format(ABC):
         """
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RankedFormat(Format):
     """A format whose size is a rank: given, or found for a ratio or an error.
 
@@ -88,6 +88,10 @@ class RankedFormat(Format):
             require_number(self.ratio, "ratio", low=0)
         if self.rel_error is not None:
             require_number(self.rel_error, "rel_error", low=0, high=1)
+
+    def __repr__(self) -> str:
+        said = [f for f in fields(self) if getattr(self, f.name) != f.default]
+        return f"{self.name}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in said)})"
 
     @property
     def name(self) -> str:

@@ -49,7 +49,7 @@ class LowRankMatrix(Structure):
         return f"rank={self.rank}{note}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class LowRank(RankedFormat):
     """``tb.LowRank(rank=64)``, ``tb.LowRank(ratio=8)`` or, for fitting, ``tb.LowRank(rel_error=0.1)``."""
 

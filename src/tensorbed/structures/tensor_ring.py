@@ -24,7 +24,7 @@ class TensorRingMatrix(ChainMatrix):
         return ranks[:-1]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TensorRing(ChainFormat):
     """``tb.TensorRing(rank=8)``, ``(ratio=50)``, ``(ranks=[4, 8, 8])`` or, for fitting, ``(rel_error=0.1)``.
 

@@ -25,7 +25,7 @@ class TensorTrainMatrix(ChainMatrix):
         return ranks[1:-1]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TensorTrain(ChainFormat):
     """``tb.TensorTrain(rank=16)``, ``(ratio=50)``, ``(ranks=[8, 16])`` or, for fitting, ``(rel_error=0.1)``.
 

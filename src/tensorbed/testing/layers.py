@@ -69,8 +69,10 @@ class EmbeddingParity(Conformance):
 
     def test_the_padding_row(self, sample: Sample) -> None:
         layer = _made(sample, padding_idx=1)
-        assert layer(torch.tensor([1])).count_nonzero() == 0
-        assert layer.weight[1].count_nonzero() == 0
+        if sample.structure.can_initialise:
+            assert layer(torch.tensor([1])).count_nonzero() == 0
+            assert layer.weight[1].count_nonzero() == 0
+        assert torch.equal(layer(torch.tensor([1]))[0], layer.weight[1])
         assert (layer.weight[[0, 2]].abs().sum(1) > 0).all()
         table = layer.weight.detach().clone()
         table[1] = torch.arange(sample.cols)
@@ -107,7 +109,7 @@ class EmbeddingParity(Conformance):
     def test_state(self, sample: Sample, draw: Draw) -> None:
         layer = _made(sample, padding_idx=3)
         state = layer.state_dict()
-        assert list(state) == [*(spec.name for spec in layer.structure.tensors()), "padding_row"]
+        assert set(state) == {*(spec.name for spec in layer.structure.tensors()), "padding_row"}
         index = draw.index(8)
         expected = layer(index)
         for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
@@ -161,13 +163,35 @@ class EmbeddingParity(Conformance):
             out: Tensor = torch.func.functional_call(layer, p, (index,))
             return out.square().sum()
 
-        if draw.differentiable:
-            made = torch.func.grad(loss)(params)
-            leaves = {name: p.requires_grad_() for name, p in params.items()}
-            expected = torch.autograd.grad(loss(leaves), list(leaves.values()))
-            assert_all_near(list(made.values()), list(expected))
-        else:
-            assert loss(params) >= 0
+        if not draw.differentiable:
+            pytest.skip(f"{draw.structure.kind} declares that it has no gradient")
+        made = torch.func.grad(loss)(params)
+        leaves = {name: p.requires_grad_() for name, p in params.items()}
+        expected = torch.autograd.grad(loss(leaves), list(leaves.values()))
+        assert_all_near(list(made.values()), list(expected))
+
+    def test_transforms_nest(self, sample: Sample, impl: str, draw: Draw) -> None:
+        if not draw.differentiable:
+            pytest.skip(f"{draw.structure.kind} declares that it has no gradient")
+        layer, plain = _made(sample, impl=impl), _made(sample, impl="reference")
+        index = draw.index(3, 4)
+        params = {name: p.detach() for name, p in layer.named_parameters()}
+
+        def curvature(module: nn.Module) -> dict[str, Tensor]:
+            def loss(p: dict[str, Tensor]) -> Tensor:
+                out: Tensor = torch.func.functional_call(module, p, (index,))
+                return out.pow(4).sum()
+
+            def size(p: dict[str, Tensor]) -> Tensor:
+                return torch.stack([g.square().sum() for g in torch.func.grad(loss)(p).values()]).sum()
+
+            found: dict[str, Tensor] = torch.func.grad(size)(params)
+            return found
+
+        assert_all_near(list(curvature(layer).values()), list(curvature(plain).values()))
+        assert_near(torch.func.vmap(layer)(index), layer(index))
+        with pytest.raises(IndexError, match="out of range"):
+            torch.func.vmap(layer)(index + sample.rows)
 
     def test_repr_shows_the_sizes(self, sample: Sample) -> None:
         layer = _made(sample)
@@ -182,7 +206,7 @@ class BagParity(Conformance):
     @pytest.mark.parametrize("impl_name", ["auto", "reference"])
     @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
     @pytest.mark.parametrize("padding_idx", [None, 2, -1])
-    def test_values_and_gradients(
+    def test_bag_values_and_gradients(
         self, sample: Sample, draw: Draw, mode: str, padding_idx: int | None, impl_name: str
     ) -> None:
         layer = _made(sample, EmbeddingBag, mode=mode, padding_idx=padding_idx, impl=impl_name)
@@ -197,6 +221,20 @@ class BagParity(Conformance):
         for impl in ("auto", "reference"):
             layer = _made(sample, EmbeddingBag, mode="mean", include_last_offset=True, impl=impl)
             self._compare(layer, self._twin(layer), draw, draw.index(9), torch.tensor([0, 2, 5, 9]))
+
+    @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+    def test_indices_beyond_the_last_bag_are_in_none(self, sample: Sample, draw: Draw, mode: str) -> None:
+        index, offsets = draw.index(9), torch.tensor([0, 2, 4])
+        for impl in ("auto", "reference"):
+            layer = _made(sample, EmbeddingBag, mode=mode, include_last_offset=True, impl=impl, padding_idx=1)
+            # The oracle has them cut off: torch's own CPU kernels count them into the last bag (as of 2.13).
+            twin = self._twin(layer)
+            out, expected = layer(index, offsets), twin(index[:4], offsets)
+            assert_near(out, expected)
+            if draw.differentiable:
+                grad = draw.normal(*out.shape)
+                (table_grad,) = torch.autograd.grad(expected, [twin.weight], grad)
+                assert_all_near(torch.autograd.grad(out, _leaves(layer), grad), _through_table(layer, table_grad))
 
     def test_per_sample_weights(self, sample: Sample, draw: Draw) -> None:
         for impl in ("auto", "reference"):
@@ -226,16 +264,23 @@ class BagParity(Conformance):
                 assert_all_near(made, _through_table(layer, twin.weight.grad / times))
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-    def test_every_precision(self, sample: Sample, draw: Draw, dtype: torch.dtype) -> None:
-        index, offsets = draw.index(12), torch.tensor([0, 5, 5])
-        for mode in ("sum", "mean", "max"):
-            layer = _made(sample, EmbeddingBag, mode=mode)
-            expected = layer(index, offsets).detach().to(dtype)
+    @pytest.mark.parametrize("impl_name", ["auto", "reference"])
+    def test_bags_in_every_precision(self, sample: Sample, draw: Draw, dtype: torch.dtype, impl_name: str) -> None:
+        # Bags of more members than half precisions can count to.
+        index, offsets = draw.index(3012), torch.tensor([0, 5, 5, 12])
+        index[12:] = index[0]
+        for mode in ("mean", "max"):
+            layer = _made(sample, EmbeddingBag, mode=mode, impl=impl_name)
+            exact = layer(index, offsets)
+            grad = draw.normal(*exact.shape)
+            wanted = torch.autograd.grad(exact, _leaves(layer), grad) if draw.differentiable else ()
             out = layer.to(dtype)(index, offsets)
-            assert_near(out, expected, units=None if dtype == torch.float32 else 8)
-            if draw.differentiable:
-                out.sum().backward()
-                assert all(p.grad is not None and p.grad.isfinite().all() for p in _leaves(layer))
+            # Adding up n numbers one by one is off by n / 2 units at the worst.
+            assert_near(out, exact.detach().to(dtype), units=1500 if dtype == torch.float32 else 8)
+            if draw.differentiable and mode == "mean":
+                made = torch.autograd.grad(out, _leaves(layer), grad.to(dtype))
+                expected = [g.to(dtype) for g in wanted]
+                assert_all_near(made, expected, units=1500 if dtype == torch.float32 else 16)
 
     def test_no_indices(self, sample: Sample) -> None:
         for impl in ("auto", "reference"):

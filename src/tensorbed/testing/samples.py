@@ -31,8 +31,9 @@ class Sample:
 
     @property
     def is_small(self) -> bool:
-        """Whether the tensors are so much smaller than the table that an allocation of its size stands out."""
-        return self.structure.numel * 64 <= self.rows * self.cols
+        """Whether an allocation of the table's size would stand out beside those of gradients and of a few rows."""
+        entries = self.rows * self.cols
+        return entries >= 40_000 and all(4 * s.numel <= entries for s in self.structure.tensors() if s.trainable)
 
     def __str__(self) -> str:
         structure = self.structure

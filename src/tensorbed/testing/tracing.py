@@ -18,6 +18,11 @@ _DYNAMIC = torch.export.Dim.DYNAMIC
 class TracingLaws(Conformance):
     """``torch.compile``, ``torch.export`` and ONNX; inherit with ``samples`` set."""
 
+    @pytest.fixture(autouse=True)
+    def compile_afresh(self) -> None:
+        """Every test compiles the same few lines of code for another layer, more often than the compiler allows."""
+        torch.compiler.reset()
+
     @on(one_of_each)
     def test_compiled_lookup(self, sample: Sample, draw: Draw) -> None:
         layer = _made(sample, padding_idx=1).float()
@@ -49,14 +54,27 @@ class TracingLaws(Conformance):
         with pytest.raises(IndexError, match="index -1 is out of range"):
             compiled(torch.full((7,), -1), torch.tensor([0, 2, 2, 5]))
 
+    @on(one_of_each)
+    def test_a_fresh_layer_compiles_whichever_way(self, sample: Sample, impl: str, draw: Draw) -> None:
+        """Nothing that an eager call would have filled in is missing."""
+        index = draw.index(3, 4)
+        compiled: Any = torch.compile(_made(sample, impl=impl), fullgraph=True, backend="aot_eager")
+        assert_near(compiled(index), _made(sample, impl=impl)(index))
+
+    @on(one_of_each)
+    def test_compiled_bags_check_their_offsets(self, sample: Sample, draw: Draw) -> None:
+        compiled: Any = torch.compile(_made(sample, EmbeddingBag), fullgraph=True, backend="aot_eager")
+        with pytest.raises(ValueError, match="the first bag begins at 0"):
+            compiled(draw.index(5), torch.tensor([2, 4]))
+
     def test_exported_lookup(self, sample: Sample, draw: Draw) -> None:
-        layer = _made(sample, padding_idx=1)
+        layer = _made(sample, padding_idx=-1)
         exported = torch.export.export(layer, (draw.index(3, 4),), dynamic_shapes=({0: _DYNAMIC, 1: _DYNAMIC},))
         run = exported.module()
         for shape in ((3, 4), (7, 2)):
             index = draw.index(*shape)
             assert_near(run(index), layer(index))
-        # An exported graph cannot raise: it clamps.
+        # An exported graph cannot raise: it clamps, here to the padding row.
         assert_near(run(torch.full((3, 4), sample.rows + 5)), layer(torch.full((3, 4), sample.rows - 1)))
 
     def test_exported_bag(self, sample: Sample, draw: Draw) -> None:
