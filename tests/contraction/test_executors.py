@@ -11,7 +11,7 @@ from tensorbed.contraction.executors import EXECUTORS, choose
 from tensorbed.contraction.operators import _backward_op, _rows_op
 from tensorbed.contraction.plan import find_prefixes, make_plan
 from tensorbed.contraction.products import Grouped, PerRow, Tiled
-from tensorbed.testing import assert_near
+from tensorbed.testing import assert_near, largest_allocation
 
 
 @st.composite
@@ -96,6 +96,22 @@ def test_the_whole_table_is_chosen_only_where_the_batch_is_larger():
         assert choose(chain, every[:n], "auto")[0] is not EXECUTORS["whole_table"]
     huge = every.repeat(50_000)
     assert choose(chain, huge, "auto")[0] is EXECUTORS["whole_table"]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "n"), [((1, 16, 16, 1), 3_000), ((1, 64, 64, 1), 3_000), ((1, 16, 16, 1), 12_000), ((4, 4, 4, 4), 3_000)]
+)
+@pytest.mark.parametrize("name", [name for name in EXECUTORS if name != "whole_table"])
+def test_large_batches_allocate_nothing_of_the_table_s_size(name, ranks, n):
+    chain = Chain(25_000, (25, 30, 40), (4, 8, 8), ranks)
+    cores = [torch.randn(chain.core_shape(k)) for k in range(3)]
+    # Distinct rows, few enough that their own vectors are not the table.
+    index = torch.randperm(25_000, generator=torch.Generator().manual_seed(0))[:n]
+    with largest_allocation() as most:
+        tape = EXECUTORS[name].prepare(chain, cores, index, None)
+        rows = EXECUTORS[name].rows(chain, cores, tape)
+        EXECUTORS[name].backward(chain, cores, tape, rows)
+    assert most() < 25_000 * 256 / 2
 
 
 def test_more_work_costs_more():

@@ -71,7 +71,7 @@ class LevelByLevel:
             slices = chain.slices(cores[k], k)
             grad = grad.reshape(-1, chain.width(k), chain.outer(k))
             slice_grads, left_grads = torch.zeros_like(slices), Sums(above)
-            for at, part in plan.levels[k].parts(_height(chain, k)):
+            for at, part in plan.levels[k].parts(_height(chain, k, products)):
                 left = above.index_select(0, part.parent)
                 slice_grads += products.slice_gradients(left, grad[at], part, chain.row_factors[k])
                 left_grads.add(products.multiply_transposed(grad[at], slices, part), part.parent)
@@ -88,17 +88,21 @@ def _extend(
     """Left products of a level's prefixes, some at a time: what is gathered for them is larger than they are."""
     left, slices = chain.closed(left, k), chain.slices(core, k)
     parts = [
-        products.multiply(left.index_select(0, part.parent), slices, part) for _, part in level.parts(_height(chain, k))
+        products.multiply(left.index_select(0, part.parent), slices, part)
+        for _, part in level.parts(_height(chain, k, products))
     ]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-# Numbers of left products gathered at once: a few megabytes, which the processor's cache holds until they are used.
-_GATHERED = 2**21
+# Numbers of left products gathered at once: some megabytes, which the processor's cache holds until they are used.
+_GATHERED = 2**22
 
 
-def _height(chain: Chain, k: int) -> int:
-    return max(64, _GATHERED // (chain.width(k) * chain.inner(k)))
+def _height(chain: Chain, k: int, products: Products) -> int:
+    """Prefixes multiplied at once: what is gathered for them is never as much as the table, unless that is small."""
+    gathered = min(_GATHERED, max(2**20, chain.rows * chain.cols // 4))
+    each = max(chain.width(k), chain.outer(k) if products.gathers_slices else 0) * chain.inner(k)
+    return max(32, gathered // each)
 
 
 class WholeTable:

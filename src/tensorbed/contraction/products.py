@@ -17,9 +17,10 @@ from tensorbed.contraction.plan import Level
 
 
 class Products(Protocol):
-    """One way to multiply. ``by_digit`` tells whether it wants levels sorted by digit."""
+    """One way to multiply: whether it wants levels sorted by digit, and whether it copies a slice for each row."""
 
     by_digit: bool
+    gathers_slices: bool
 
     def multiply(self, left: Tensor, slices: Tensor, level: Level) -> Tensor:
         """``(n, m, K), (G, K, N) -> (n, m, N)``."""
@@ -35,6 +36,7 @@ class PerRow:
     """One gathered slice and one small product a row."""
 
     by_digit = False
+    gathers_slices = True
 
     def multiply(self, left: Tensor, slices: Tensor, level: Level) -> Tensor:
         return torch.bmm(left, slices.index_select(0, level.digit))
@@ -50,6 +52,7 @@ class Grouped:
     """Runs of rows with one slice through ``grouped_mm``: no slice is copied, no product is done twice."""
 
     by_digit = True
+    gathers_slices = False
 
     @staticmethod
     def takes(tensor: Tensor) -> bool:
@@ -88,6 +91,7 @@ class Tiled:
     """Runs cut into tiles of equal height, one batched product over the tiles; the host waits once a product."""
 
     by_digit = True
+    gathers_slices = False
 
     def __init__(self, height: int = 16) -> None:
         self.height = height
