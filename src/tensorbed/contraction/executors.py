@@ -87,10 +87,8 @@ def _extend(
 ) -> Tensor:  # (parents, R_0 * M, R) -> (n, width, outer)
     """Left products of a level's prefixes, some at a time: what is gathered for them is larger than they are."""
     left, slices = chain.closed(left, k), chain.slices(core, k)
-    parts = [
-        products.multiply(left.index_select(0, part.parent), slices, part)
-        for _, part in level.parts(_height(chain, k, products))
-    ]
+    height = _height(chain, k, products)
+    parts = [products.multiply(left.index_select(0, part.parent), slices, part) for _, part in level.parts(height)]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
