@@ -177,13 +177,17 @@ def _squares_by_transfer(chain: Chain, cores: Cores) -> Tensor:
     whole: Tensor | None = None
     part: Tensor | None = None
     bound = _digits_of_bound(chain)
-    for k in reversed(range(chain.order)):
+    for k in reversed(range(1, chain.order)):
         core = cores[k].detach().to(dtype)
         lower = _transfer(core[: bound[k]], whole)
         rest = lower if part is None else lower + _transfer(core[bound[k] : bound[k] + 1], part)
-        whole, part = lower + _transfer(core[bound[k] :], whole) if k else None, rest
+        whole, part = lower + _transfer(core[bound[k] :], whole), rest
+    assert whole is not None
     assert part is not None
-    return part.diagonal().sum()
+    # Only the trace of the last product is wanted.
+    first = cores[0].detach().to(dtype)
+    below, at = _kron(first[: bound[0]]), _kron(first[bound[0] : bound[0] + 1])
+    return (below * whole.T).sum() + (at * part.T).sum()
 
 
 def _digits_of_bound(chain: Chain) -> list[int]:
@@ -206,9 +210,7 @@ def _transfer(core: Tensor, state: Tensor | None) -> Tensor:  # (i, R, j, R'), (
     mats = core.transpose(1, 2).reshape(-1, left, right)
     n, s = mats.shape[0], right**2 if state is None else state.shape[1]
     if state is None or n * left * right * (left + right) * s > (left * right) ** 2 * (n + s):
-        flat = mats.reshape(n, left * right)
-        kron = (flat.T @ flat).reshape(left, right, left, right).transpose(1, 2).reshape(left**2, right**2)
-        return kron if state is None else kron @ state
+        return _kron(core) if state is None else _kron(core) @ state
     total = state.new_zeros(left, left, s)
     cube = state.reshape(right, right * s)
     chunk = max(1, 2**24 // (left * right * s))
@@ -217,3 +219,10 @@ def _transfer(core: Tensor, state: Tensor | None) -> Tensor:  # (i, R, j, R'), (
         half = (part @ cube).reshape(-1, left, right, s)  # sum over the first right bond
         total += torch.einsum("nabs,ncb->acs", half, part)
     return total.reshape(left**2, s)
+
+
+def _kron(core: Tensor) -> Tensor:  # (i, R, j, R') -> (R^2, R'^2)
+    """``sum_{i,j} G[i,j] kron G[i,j]``."""
+    _, left, _, right = core.shape
+    flat = core.transpose(1, 2).reshape(-1, left * right)
+    return (flat.T @ flat).reshape(left, right, left, right).transpose(1, 2).reshape(left**2, right**2)

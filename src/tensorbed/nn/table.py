@@ -70,14 +70,13 @@ class StructuredTable(nn.Module):
         dtype: torch.dtype,
         *,
         padding_idx: int | None = None,
-        max_norm: float | None = None,
         norm_type: float = 2.0,
         scale_grad_by_freq: bool = False,
-        sparse: bool = False,
         std: float | None = None,
         impl: str = "auto",
+        **refused: object,
     ) -> None:
-        """Become a module with empty tensors. The options were checked."""
+        """Become a module with empty tensors. The options were checked; what is refused was not set."""
         check_impl(structure, impl)
         padding_idx = wrapped_padding_idx(padding_idx, structure.rows)
         super().__init__()
