@@ -16,7 +16,7 @@ from torch import Tensor
 from tensorbed.contraction import cost
 from tensorbed.contraction.chain import Chain, Cores, every_slice, full, times_every_slice
 from tensorbed.contraction.plan import Level, Plan, Prefixes, find_prefixes, make_plan
-from tensorbed.contraction.products import Grouped, PerRow, Products, Sums, Tiled, sum_into
+from tensorbed.contraction.products import Grouped, PerRow, Products, Tiled, sum_into, sums_like
 
 
 class Executor(Protocol):
@@ -70,13 +70,14 @@ class LevelByLevel:
             above = chain.closed(tape.lefts[k - 1], k)
             slices = chain.slices(cores[k], k)
             grad = grad.reshape(-1, chain.width(k), chain.outer(k))
-            slice_grads, left_grads = torch.zeros_like(slices), Sums(above)
+            slice_grads, left_grads = sums_like(slices), sums_like(above)
             for at, part in plan.levels[k].parts(_height(chain, k, products)):
                 left = above.index_select(0, part.parent)
                 slice_grads += products.slice_gradients(left, grad[at], part, chain.row_factors[k])
-                left_grads.add(products.multiply_transposed(grad[at], slices, part), part.parent)
-            grads[k] = chain.unslice(slice_grads, k)
-            grad = chain.opened(left_grads.total(), k)
+                made = products.multiply_transposed(grad[at], slices, part)
+                left_grads.index_add_(0, part.parent, made.to(left_grads.dtype))
+            grads[k] = chain.unslice(slice_grads.to(slices.dtype), k)
+            grad = chain.opened(left_grads.to(above.dtype), k)
         grads[0] = torch.zeros_like(cores[0])
         grads[0][plan.levels[0].digit] = grad.reshape(-1, *chain.core_shape(0)[1:])
         return grads

@@ -137,26 +137,16 @@ class Tiled:
         return padded.reshape(owner.shape[0], self.height * m, width)
 
 
-class Sums:
-    """Rows added up by position, half precisions in float32."""
-
-    def __init__(self, like: Tensor) -> None:
-        self.dtype = like.dtype
-        self.wide = torch.float32 if like.dtype in (torch.bfloat16, torch.float16) else like.dtype
-        self.sums = torch.zeros(like.shape, dtype=self.wide, device=like.device)
-
-    def add(self, rows: Tensor, position: Tensor) -> None:  # (n, ...), (n,)
-        self.sums.index_add_(0, position, rows.to(self.wide))
-
-    def total(self) -> Tensor:
-        return self.sums.to(self.dtype)
+def sums_like(tensor: Tensor) -> Tensor:
+    """Zeros to add to, in float32 for half precisions."""
+    wide = torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
+    return torch.zeros(tensor.shape, dtype=wide, device=tensor.device)
 
 
 def sum_into(rows: Tensor, position: Tensor, size: int) -> Tensor:
     """Add up rows that share a position: ``(n, ...) -> (size, ...)``."""
-    sums = Sums(rows.new_empty(1).expand(size, *rows.shape[1:]))
-    sums.add(rows, position)
-    return sums.total()
+    sums = sums_like(rows.new_empty(1).expand(size, *rows.shape[1:]))
+    return sums.index_add_(0, position, rows.to(sums.dtype)).to(rows.dtype)
 
 
 def _ends(level: Level, height: int) -> Tensor:

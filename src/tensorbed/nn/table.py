@@ -27,6 +27,9 @@ class TableOptions(TypedDict, total=False):
     impl: str
 
 
+OPTIONS = tuple(TableOptions.__annotations__)
+
+
 class StructuredTable(nn.Module):
     """An ``I x J`` table as a structure, its tensors flat attributes of this module (``core_0``, ``core_1``, ...).
 
@@ -241,8 +244,12 @@ def _check_options(
     sparse: bool = False,
     std: float | None = None,
     impl: str = "auto",
+    **unknown: object,
 ) -> None:
     """Refuse what cannot be had before anything is drawn or fitted."""
+    if unknown:
+        names = ", ".join(unknown)
+        raise TypeError(f"unexpected argument {names}; besides the sizes there are {', '.join(OPTIONS)}, and dtype.")
     if max_norm is not None:
         raise ValueError(
             f"max_norm={max_norm} is not supported: rows of a structured table share their numbers, so that one "
