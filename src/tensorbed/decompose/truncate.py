@@ -1,4 +1,4 @@
-"""The best low-rank factors of a large matrix, in float64, with little memory beside it."""
+"""Low-rank factors of a large matrix, in float64, with little memory beside it: the best, or within a hair of it."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ class RankedFormat(Format):
     Args:
         rank: one rank for every bond, kept as given; 16 when nothing is said.
         ratio: the largest uniform rank at which the dense table takes at least this many times the stored bytes.
-        rel_error: for fitting only: the smallest ranks with ``||W - fit||_F <= rel_error * ||W||_F``.
+        rel_error: for fitting only: ranks found by the cuts so that ``||W - fit||_F <= rel_error * ||W||_F``.
     """
 
     # Each way to say the size excludes the others.
