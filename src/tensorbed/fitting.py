@@ -27,10 +27,11 @@ class Fitted:
 
 
 def fit_table(table: Tensor, format: Format, *, dtype: torch.dtype | None = None, reserved: int = 0) -> Fitted:
-    """Fit ``format`` to a ``(rows, cols)`` table; ``reserved`` bytes are stored besides and count against a ratio."""
-    table = check_table(table)
+    """Fit ``format`` to a table that :func:`check_table` let pass.
+
+    ``reserved`` bytes are stored besides and count against a ratio.
+    """
     dtype = dtype or table.dtype
-    require_float_dtype(dtype)
     with torch.no_grad():
         found = format.fit(table, Budget(table.shape[0], table.shape[1], dtype, reserved))
         params = {

@@ -72,7 +72,7 @@ class Bags:
 
     def without_rest(self) -> Bags:
         """Without indices beyond the end of the last bag, which torch's kernels would count into it."""
-        end = int(self.end)
+        end = int(self.end) if self.starts.shape[0] else 0
         if end == self.index.shape[0]:
             return self
         weights = None if self.per_sample_weights is None else self.per_sample_weights[:end]

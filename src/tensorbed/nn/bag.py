@@ -7,18 +7,11 @@ from typing import Self, Unpack
 import torch
 from torch import Tensor
 
-from tensorbed.dispatch import clamped_for_export, full_precision, is_traced, is_transformed
+from tensorbed.dispatch import checked_indices, clamped_for_export, full_precision, is_traced, is_transformed
 from tensorbed.functional import lookup
 from tensorbed.nn.table import StructuredTable, TableOptions
 from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency, scale_gradient
 from tensorbed.structures import Format
-
-
-class BagOptions(TableOptions, total=False):
-    """Keyword arguments of every bag: a table's, ``mode`` and ``include_last_offset``."""
-
-    mode: str
-    include_last_offset: bool
 
 
 class EmbeddingBag(StructuredTable):
@@ -88,11 +81,13 @@ class EmbeddingBag(StructuredTable):
             raise TypeError(f"per_sample_weights is {per_sample_weights.dtype}, the layer {self._dtype}; convert it.")
         input = clamped_for_export(input, self.num_embeddings)
         bags = Bags.of(input, offsets, per_sample_weights, self.include_last_offset).checked()
-        plain = self.impl == "reference" or is_traced(input) or input.is_meta or is_transformed()
         with full_precision(input):
-            if plain or input.numel() == 0 or bags.starts.shape[0] == 0:
+            if is_traced(input) or input.is_meta or is_transformed():
                 return self._pool_rows(bags)
-            return self._pool_unique(bags.without_rest())
+            checked_indices(input, self.num_embeddings)  # all of them, also those that are in no bag
+            bags = bags.without_rest()
+            plain = self.impl == "reference" or bags.index.numel() == 0
+            return self._pool_rows(bags) if plain else self._pool_unique(bags)
 
     def _pool_rows(self, bags: Bags) -> Tensor:
         rows = lookup(self.structure, self.params(), bags.index, impl=self.impl)

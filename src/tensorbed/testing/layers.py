@@ -231,6 +231,8 @@ class BagParity(Conformance):
             twin = self._twin(layer)
             out, expected = layer(index, offsets), twin(index[:4], offsets)
             assert_near(out, expected)
+            with pytest.raises(IndexError, match="out of range"):
+                layer(index.index_fill(0, torch.tensor([8]), sample.rows), offsets)
             if draw.differentiable:
                 grad = draw.normal(*out.shape)
                 (table_grad,) = torch.autograd.grad(expected, [twin.weight], grad)
