@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tensorbed.contraction import cost
 from tensorbed.contraction.chain import Chain, full
-from tensorbed.contraction.executors import EXECUTORS, choose
+from tensorbed.contraction.executors import EXECUTORS, Runs, choose
 from tensorbed.contraction.operators import _backward_op, _rows_op
 from tensorbed.contraction.plan import find_prefixes, make_plan
 from tensorbed.contraction.products import Grouped, PerRow, Tiled
@@ -44,6 +44,25 @@ def test_every_executor_agrees_with_the_table(chain, n, seed):
             assert_near(executor.rows(chain, cores, tape), expected.detach())
             for made, wanted in zip(executor.backward(chain, cores, tape, grad), expected_grads, strict=True):
                 assert_near(made, wanted)
+
+
+@settings(max_examples=40)
+@given(chains(), st.integers(1, 60), st.integers(0, 2**30))
+def test_runs_of_rows_add_up(chain, n, seed):
+    """As above with next to nothing held at once, so that every batch is cut."""
+    generator = torch.Generator().manual_seed(seed)
+    cores = [torch.randn(chain.core_shape(k), generator=generator, dtype=torch.float64) for k in range(chain.order)]
+    index = torch.randint(0, chain.rows, (n,), generator=generator)
+    grad = torch.randn(n, chain.cols, generator=generator, dtype=torch.float64)
+    prefixes = find_prefixes(index, chain.row_factors)
+    runs = Runs(torch.tensor_split(prefixes.rows, min(3, prefixes.rows.shape[0])), prefixes.inverse)
+    executor = EXECUTORS["grouped"]
+    whole = executor.prepare(chain, cores, index, None)
+    assert_near(executor.rows(chain, cores, runs), executor.rows(chain, cores, whole))
+    for made, wanted in zip(
+        executor.backward(chain, cores, runs, grad), executor.backward(chain, cores, whole, grad), strict=True
+    ):
+        assert_near(made, wanted)
 
 
 @given(st.lists(st.integers(0, 119), min_size=1, max_size=60), st.booleans())
@@ -99,7 +118,14 @@ def test_the_whole_table_is_chosen_only_where_the_batch_is_larger():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "n"), [((1, 16, 16, 1), 3_000), ((1, 64, 64, 1), 3_000), ((1, 16, 16, 1), 12_000), ((4, 4, 4, 4), 3_000)]
+    ("ranks", "n"),
+    [
+        ((1, 16, 16, 1), 3_000),
+        ((1, 64, 64, 1), 3_000),
+        ((1, 16, 16, 1), 12_000),
+        ((4, 4, 4, 4), 3_000),
+        ((16, 16, 16, 16), 3_000),
+    ],
 )
 @pytest.mark.parametrize("name", [name for name in EXECUTORS if name != "whole_table"])
 def test_large_batches_allocate_nothing_of_the_table_s_size(name, ranks, n):

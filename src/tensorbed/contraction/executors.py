@@ -98,10 +98,68 @@ _GATHERED = 2**22
 
 
 def _height(chain: Chain, k: int, products: Products) -> int:
-    """Prefixes multiplied at once: what is gathered for them is never as much as the table, unless that is small."""
-    gathered = min(_GATHERED, max(2**20, chain.rows * chain.cols // 4))
+    """Prefixes multiplied at once."""
+    gathered = min(_GATHERED, _held(chain))
     each = max(chain.width(k), chain.outer(k) if products.gathers_slices else 0) * chain.inner(k)
     return max(32, gathered // each)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """Unique rows in ascending runs, each to be computed by itself: ``inverse`` is which unique row an index is."""
+
+    rows: tuple[Tensor, ...]
+    inverse: Tensor
+
+
+class InRuns:
+    """Another executor, on a run of rows after the other where the left products of all would rival the table.
+
+    A ring's are ``R`` times wider than a train's. Nothing is kept between forward and backward then.
+    """
+
+    def __init__(self, executor: LevelByLevel) -> None:
+        self.executor = executor
+
+    def prepare(self, chain: Chain, cores: Cores, index: Tensor, prefixes: Prefixes | None) -> Tape | Runs:
+        prefixes = prefixes or find_prefixes(index, chain.row_factors)
+        runs = _runs(chain, prefixes)
+        if len(runs) == 1:
+            return self.executor.prepare(chain, cores, index, prefixes)
+        return Runs(runs, prefixes.inverse)
+
+    def rows(self, chain: Chain, cores: Cores, tape: Tape | Runs) -> Tensor:
+        if isinstance(tape, Tape):
+            return self.executor.rows(chain, cores, tape)
+        parts = [self.executor.rows(chain, cores, self.executor.prepare(chain, cores, r, None)) for r in tape.rows]
+        return torch.cat(parts).index_select(0, tape.inverse)
+
+    def backward(self, chain: Chain, cores: Cores, tape: Tape | Runs, grad: Tensor) -> list[Tensor]:
+        if isinstance(tape, Tape):
+            return self.executor.backward(chain, cores, tape, grad)
+        sizes = [run.shape[0] for run in tape.rows]
+        unique = sum_into(grad.reshape(-1, chain.cols), tape.inverse, sum(sizes))
+        sums = [sums_like(core) for core in cores]
+        for run, part in zip(tape.rows, torch.split(unique, sizes), strict=True):
+            made = self.executor.backward(chain, cores, self.executor.prepare(chain, cores, run, None), part)
+            for total, one in zip(sums, made, strict=True):
+                total += one
+        return [total.to(core.dtype) for total, core in zip(sums, cores, strict=True)]
+
+
+def _runs(chain: Chain, prefixes: Prefixes) -> tuple[Tensor, ...]:
+    """The unique rows, cut where the left products of a run's last prefixes reach what may be held at once."""
+    each = chain.joint * prod(chain.col_factors[:-1]) * chain.ranks[-2]
+    most, count = max(16, _held(chain) // each), prefixes.counts[-2]
+    if count <= most:
+        return (prefixes.rows,)
+    starts = torch.arange(most, count, most, device=prefixes.rows.device)
+    return torch.tensor_split(prefixes.rows, torch.searchsorted(prefixes.parents[-1], starts).tolist())
+
+
+def _held(chain: Chain) -> int:
+    """Numbers that one step may hold: never as many as the table has, unless that is small itself."""
+    return max(2**20, chain.rows * chain.cols // 4)
 
 
 class WholeTable:
@@ -132,9 +190,9 @@ class WholeTable:
 
 
 EXECUTORS: dict[str, Executor] = {
-    "per_row": LevelByLevel(PerRow()),
-    "grouped": LevelByLevel(None),
-    "tiled": LevelByLevel(Tiled()),
+    "per_row": InRuns(LevelByLevel(PerRow())),
+    "grouped": InRuns(LevelByLevel(None)),
+    "tiled": InRuns(LevelByLevel(Tiled())),
     "whole_table": WholeTable(),
 }
 

@@ -53,10 +53,12 @@ class Prefixes:
     """Unique prefixes of a batch in ascending order, before any order of computing is chosen.
 
     Shape:
+        - rows: ``(u,)``, the unique row numbers
         - digits, parents: a tensor ``(n_k,)`` a level
         - inverse: ``(n,)``, which unique row an index is
     """
 
+    rows: Tensor
     digits: tuple[Tensor, ...]
     parents: tuple[Tensor, ...]
     inverse: Tensor
@@ -69,7 +71,8 @@ class Prefixes:
 
 def find_prefixes(index: Tensor, row_factors: Sequence[int]) -> Prefixes:
     """Unique rows, then the unique prefixes of the unique prefixes, down to the first digit."""
-    values, inverse = torch.unique(index, sorted=True, return_inverse=True)
+    rows, inverse = torch.unique(index, sorted=True, return_inverse=True)
+    values = rows
     digits: list[Tensor] = []
     parents: list[Tensor] = []
     for factor in reversed(row_factors[1:]):
@@ -80,7 +83,7 @@ def find_prefixes(index: Tensor, row_factors: Sequence[int]) -> Prefixes:
         parents.append(parent)
     digits.append(values)
     parents.append(values.new_empty(0))
-    return Prefixes(tuple(reversed(digits)), tuple(reversed(parents)), inverse)
+    return Prefixes(rows, tuple(reversed(digits)), tuple(reversed(parents)), inverse)
 
 
 def make_plan(prefixes: Prefixes, row_factors: Sequence[int], *, by_digit: bool) -> Plan:

@@ -103,18 +103,20 @@ class Tiled:
         return self._through(grad, slices.transpose(1, 2), level)
 
     def slice_gradients(self, left: Tensor, grad: Tensor, level: Level, groups: int) -> Tensor:
-        slot, owner = self._tiles(level)
-        a, b = self._spread(left, slot, owner), self._spread(grad, slot, owner)
+        slot, owner, height = self._tiles(level)
+        a, b = _spread(left, slot, owner, height), _spread(grad, slot, owner, height)
         return sum_into(torch.bmm(a.transpose(1, 2), b), owner, groups)
 
     def _through(self, rows: Tensor, slices: Tensor, level: Level) -> Tensor:
         m = rows.shape[1]
-        slot, owner = self._tiles(level)
-        out = torch.bmm(self._spread(rows, slot, owner), slices.index_select(0, owner))
+        slot, owner, height = self._tiles(level)
+        out = torch.bmm(_spread(rows, slot, owner, height), slices.index_select(0, owner))
         return out.reshape(-1, m, out.shape[2]).index_select(0, slot)
 
-    def _tiles(self, level: Level) -> tuple[Tensor, Tensor]:
-        """Slot of each row in the padded tiles, and the digit each tile belongs to.
+    def _tiles(self, level: Level) -> tuple[Tensor, Tensor, int]:
+        """Slot of each row in the padded tiles, the digit each tile belongs to, and the tiles' height.
+
+        Tiles are no higher than runs are long on average: padding at most doubles the rows.
 
         Shape:
             - output: ``(n,)`` and ``(tiles,)``
@@ -122,19 +124,22 @@ class Tiled:
         assert level.ends is not None
         ends = level.ends.long()
         starts = torch.cat([ends.new_zeros(1), ends[:-1]])
-        tiles = (ends - starts + self.height - 1) // self.height
+        height = max(1, min(self.height, level.digit.shape[0] // ends.shape[0]))
+        tiles = (ends - starts + height - 1) // height
         first_tile = tiles.cumsum(0) - tiles
         every = torch.arange(tiles.shape[0], device=tiles.device)
         owner = torch.repeat_interleave(every, tiles)
         row = torch.arange(level.digit.shape[0], device=tiles.device)
-        slot = first_tile[level.digit] * self.height + row - starts[level.digit]
-        return slot, owner
+        slot = first_tile[level.digit] * height + row - starts[level.digit]
+        return slot, owner, height
 
-    def _spread(self, rows: Tensor, slot: Tensor, owner: Tensor) -> Tensor:
-        _, m, width = rows.shape
-        padded = rows.new_zeros(owner.shape[0] * self.height, m, width)
-        padded[slot] = rows
-        return padded.reshape(owner.shape[0], self.height * m, width)
+
+def _spread(rows: Tensor, slot: Tensor, owner: Tensor, height: int) -> Tensor:
+    """Rows at their slots of zero-padded tiles: ``(n, m, width) -> (tiles, height * m, width)``."""
+    _, m, width = rows.shape
+    padded = rows.new_zeros(owner.shape[0] * height, m, width)
+    padded[slot] = rows
+    return padded.reshape(owner.shape[0], height * m, width)
 
 
 def sums_like(tensor: Tensor) -> Tensor:
