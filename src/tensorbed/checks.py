@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -50,3 +52,14 @@ def require_float_dtype(dtype: torch.dtype) -> None:
         raise TypeError(
             f"dtype={dtype!r}: a table holds floating-point numbers, torch.float32, bfloat16, float16 or float64."
         )
+
+
+@contextmanager
+def naming(owner: str) -> Iterator[None]:
+    """Put the name of one among several before the sentence of an error about it; nothing when there is no name."""
+    try:
+        yield
+    except (IndexError, TypeError, ValueError) as error:
+        if not owner:
+            raise
+        raise type(error)(f"{owner}: {error}") from None

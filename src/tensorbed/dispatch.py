@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from tensorbed.checks import require_integer_indices
+from tensorbed.checks import naming, require_integer_indices
 from tensorbed.indexing import check_range
 
 
@@ -21,8 +21,13 @@ def is_transformed() -> bool:
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def checked_indices(index: Tensor, rows: int) -> Tensor:  # (*) -> (n,) int64
-    """Flat int64 indices in ``[0, rows)``; ``IndexError`` otherwise, eager and compiled.
+def is_plain(tensor: Tensor) -> bool:
+    """Whether values can be read and kept here: eager, on a real device, under no transform."""
+    return not (is_traced(tensor) or tensor.is_meta or is_transformed())
+
+
+def checked_indices(index: Tensor, rows: int, owner: str = "") -> Tensor:  # (*) -> (n,) int64
+    """Flat int64 indices in ``[0, rows)``; ``IndexError`` otherwise, eager and compiled, naming any owner.
 
     Exported graphs cannot raise: there indices are clamped into the range. On the meta device there are no values.
     """
@@ -31,9 +36,10 @@ def checked_indices(index: Tensor, rows: int) -> Tensor:  # (*) -> (n,) int64
     if torch.compiler.is_exporting() or flat.is_meta:
         return clamped_for_export(flat, rows).long()
     if is_traced(flat):
-        checked: Tensor = _check_op(flat, rows)
+        checked: Tensor = _check_op(flat, rows, owner)
         return checked
-    check_range(_values(flat), rows)
+    with naming(owner):
+        check_range(_values(flat), rows)
     return flat.long()
 
 
@@ -50,12 +56,13 @@ def clamped_for_export(index: Tensor, rows: int) -> Tensor:
 
 
 @torch.library.custom_op("tensorbed::check_indices", mutates_args=())
-def _check_op(index: Tensor, rows: int) -> Tensor:
-    return check_range(index, rows).to(torch.int64, copy=True)
+def _check_op(index: Tensor, rows: int, owner: str = "") -> Tensor:
+    with naming(owner):
+        return check_range(index, rows).to(torch.int64, copy=True)
 
 
 @_check_op.register_fake
-def _(index: Tensor, rows: int) -> Tensor:
+def _(index: Tensor, rows: int, owner: str = "") -> Tensor:
     return torch.empty_like(index, dtype=torch.int64)
 
 

@@ -7,7 +7,7 @@ from typing import Self, Unpack
 import torch
 from torch import Tensor
 
-from tensorbed.dispatch import checked_indices, clamped_for_export, full_precision, is_traced, is_transformed
+from tensorbed.dispatch import checked_indices, clamped_for_export, full_precision, is_plain
 from tensorbed.functional import lookup
 from tensorbed.nn.table import StructuredTable, TableOptions
 from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency, scale_gradient
@@ -73,6 +73,10 @@ class EmbeddingBag(StructuredTable):
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:  # (bags, length) or (n,) -> (bags, embedding_dim)
+        return self._pooled(self._bags(input, offsets, per_sample_weights))
+
+    def _bags(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Bags:
+        """The arguments of :meth:`forward`, checked: what can be refused is refused before anything is computed."""
         if per_sample_weights is not None and not isinstance(per_sample_weights, Tensor):
             raise TypeError(f"per_sample_weights must be a tensor, got {type(per_sample_weights).__name__}.")
         if per_sample_weights is not None and self.mode != "sum":
@@ -81,10 +85,15 @@ class EmbeddingBag(StructuredTable):
             raise TypeError(f"per_sample_weights is {per_sample_weights.dtype}, the layer {self._dtype}; convert it.")
         input = clamped_for_export(input, self.num_embeddings)
         bags = Bags.of(input, offsets, per_sample_weights, self.include_last_offset).checked()
-        with full_precision(input):
-            if is_traced(input) or input.is_meta or is_transformed():
-                return self._pool_rows(bags)
+        if is_plain(input):
             checked_indices(input, self.num_embeddings)  # all of them, also those that are in no bag
+        return bags
+
+    def _pooled(self, bags: Bags) -> Tensor:  # -> (bags, embedding_dim)
+        """Checked bags pooled."""
+        with full_precision(bags.index):
+            if not is_plain(bags.index):
+                return self._pool_rows(bags)
             bags = bags.without_rest()
             plain = self.impl == "reference" or bags.index.numel() == 0
             return self._pool_rows(bags) if plain else self._pool_unique(bags)

@@ -56,7 +56,7 @@ class StructuredTable(nn.Module):
         embedding_dim = require_positive(embedding_dim, "embedding_dim")
         dtype = dtype or torch.get_default_dtype()
         require_float_dtype(dtype)
-        _check_format(format)
+        check_format(format)
         _check_options(**options)
         padding_idx = wrapped_padding_idx(options.get("padding_idx"), num_embeddings)
         reserved = 0 if padding_idx is None else embedding_dim * dtype.itemsize
@@ -110,7 +110,7 @@ class StructuredTable(nn.Module):
         **options: Any,
     ) -> Self:
         """The layer whose structure was fitted to ``table``; the padding row is the table's own."""
-        _check_format(format)
+        check_format(format)
         table = check_table(table)
         dtype = dtype or table.dtype
         require_float_dtype(dtype)
@@ -185,8 +185,20 @@ class StructuredTable(nn.Module):
     @property
     def compression_ratio(self) -> float:
         """Bytes of the dense table, real rows only, over the bytes stored here, padding row included."""
-        dense = self.num_embeddings * self.embedding_dim * self._dtype.itemsize
-        return dense / (self.structure.bytes(self._dtype) + self._reserved)
+        return self._dense_bytes / self._stored_bytes
+
+    @property
+    def _dense_bytes(self) -> int:
+        return self.num_embeddings * self.embedding_dim * self._dtype.itemsize
+
+    @property
+    def _stored_bytes(self) -> int:
+        reserved = 0 if self.padding_row is None else self.padding_row.numel() * self.padding_row.element_size()
+        return self.structure.bytes(self._dtype) + reserved
+
+    @property
+    def _stored_numbers(self) -> int:
+        return self.structure.numel + (0 if self.padding_row is None else self.padding_row.numel())
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -195,12 +207,7 @@ class StructuredTable(nn.Module):
         dtype: torch.dtype = getattr(self, names[0]).dtype if names else torch.get_default_dtype()
         return dtype
 
-    @property
-    def _reserved(self) -> int:
-        return 0 if self.padding_row is None else self.padding_row.numel() * self.padding_row.element_size()
-
     def extra_repr(self) -> str:
-        numbers = self.structure.numel + (0 if self.padding_row is None else self.padding_row.numel())
         parts = [
             f"{self.num_embeddings}, {self.embedding_dim}",
             self.structure.kind,
@@ -210,7 +217,7 @@ class StructuredTable(nn.Module):
             parts.append(f"padding_idx={self.padding_idx}")
         if self.scale_grad_by_freq:
             parts.append("scale_grad_by_freq=True")
-        parts.append(f"parameters={numbers:,}, ratio={self.compression_ratio:.4g}")
+        parts.append(f"parameters={self._stored_numbers:,}, ratio={self.compression_ratio:.4g}")
         return ", ".join(dict.fromkeys(parts))
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
@@ -264,7 +271,8 @@ def _check_options(
         require_number(std, "std", low=0)
 
 
-def _check_format(format: object) -> None:
+def check_format(format: object) -> None:
+    """A format, or an error that shows one."""
     if not isinstance(format, Format):
         made = f"{format.__name__}()" if isinstance(format, type) else "tb.TensorTrain(rank=16)"
         raise TypeError(f"format must be a format such as {made}, got {format!r}.")

@@ -44,6 +44,10 @@ class Fit:
     params: Params
 
 
+class OutOfReachError(ValueError):
+    """A ratio that a format cannot have for a table this small."""
+
+
 class Format(ABC):
     """A small configuration that becomes a structure when it meets a table's size."""
 
@@ -129,7 +133,7 @@ class RankedFormat(Format):
 
         if not fits(1):
             most = budget.ratio(self.with_rank(budget, 1, clip=True))
-            raise ValueError(
+            raise OutOfReachError(
                 f"ratio={ratio:g} for {self.name}: at rank 1 this table of {budget.rows} x {budget.cols} is "
                 f"{most:.4g} times smaller, the most it can be; ask for at most that, or change the order or shape."
             )
