@@ -5,6 +5,7 @@ from tensorbed._version import __version__
 from tensorbed.nn import (
     Embedding,
     EmbeddingBag,
+    EmbeddingBagCollection,
     LowRankEmbedding,
     LowRankEmbeddingBag,
     TREmbedding,
@@ -22,6 +23,7 @@ __all__ = [
     "Dense",
     "Embedding",
     "EmbeddingBag",
+    "EmbeddingBagCollection",
     "LowRank",
     "LowRankEmbedding",
     "LowRankEmbeddingBag",

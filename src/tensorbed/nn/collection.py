@@ -1,0 +1,295 @@
+"""Dozens of tables in one call: the id fields of a recommender."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import _register_namedtuple
+
+from tensorbed.checks import naming, require_float_dtype, require_int, require_integer_indices, require_positive
+from tensorbed.dispatch import checked_indices, full_precision, is_plain
+from tensorbed.indexing import check_range
+from tensorbed.nn.bag import EmbeddingBag
+from tensorbed.nn.embedding import Embedding
+from tensorbed.nn.table import check_format
+from tensorbed.pooling import Bags
+from tensorbed.structures import Format
+from tensorbed.structures.dense import Dense
+from tensorbed.structures.formats import Budget, OutOfReachError
+
+Arguments = Tensor | tuple[Tensor | None, ...]  # what one table's layer takes
+
+
+class Pooled(NamedTuple):
+    """What a collection returns.
+
+    Shape:
+        - values: ``(B, sum of dims)``, the tables' outputs side by side
+        - split: the same by name, views ``(B, dim)`` of ``values``, in order
+    """
+
+    values: Tensor
+    split: dict[str, Tensor]
+
+
+# So that an exported collection can be saved.
+_register_namedtuple(Pooled, serialized_type_name="tensorbed.nn.Pooled")
+
+
+class EmbeddingBagCollection(nn.Module):
+    """Named :class:`EmbeddingBag` layers called as one, such as the 26 id fields of Criteo.
+
+    Each table keeps its own structure, dimension and mode. One layer may stand under two names: two fields then share
+    its parameters, which are counted once. All tables have one dtype and one device.
+
+    Args:
+        tables: layers by name, in the order of the columns of the ids and of the output. A name is also part of the
+            ``state_dict`` keys (``tables.C1.core_0``).
+
+    Shape:
+        - input: ``(B, F)``, int32 or int64, one id a table, columns in the order of ``names``; or by name what each
+          layer takes: ids ``(B, L)``, ``(ids, offsets)`` or ``(ids, offsets, per_sample_weights)``, every table ``B``
+          bags
+        - output: :class:`Pooled`, values ``(B, embedding_dim)`` and their split by name
+
+    Example::
+
+        >>> sizes = {"C1": 1460, "C2": 583, "C3": 10_131_227}
+        >>> fields = tb.EmbeddingBagCollection.from_sizes(sizes, 16, tb.TensorTrain(rank=16))
+        >>> values, split = fields(torch.tensor([[3, 0, 10_131_226], [1459, 582, 7]]))
+        >>> values.shape, split["C3"].shape
+        (torch.Size([2, 48]), torch.Size([2, 16]))
+    """
+
+    def __init__(self, tables: Mapping[str, EmbeddingBag]) -> None:
+        super().__init__()
+        self.tables = nn.ModuleDict()
+        for name, layer in _checked_tables(tables).items():
+            self.tables[name] = layer
+
+    @classmethod
+    def from_sizes(
+        cls,
+        sizes: Mapping[str, int],
+        embedding_dim: int,
+        format: Format,
+        *,
+        dense_below: int | None = None,
+        mode: str = "sum",
+        **options: Any,
+    ) -> Self:
+        """One table a field, all of one dimension and format.
+
+        Small fields gain nothing from a structure: a table of 4 rows is smaller as it is than as a chain of cores. By
+        default a table stays :class:`Dense` where the format would not be smaller, or cannot reach the ratio asked for.
+
+        Args:
+            sizes: rows by name.
+            dense_below: instead of that, tables of fewer rows than this are dense and all others have the format;
+                0 gives it to every one.
+            mode, options: as for :class:`EmbeddingBag`, the same for every table.
+        """
+        if not isinstance(sizes, Mapping):
+            raise TypeError(f'sizes must be a mapping such as {{"C1": 1460}}, got {type(sizes).__name__}.')
+        check_format(format)
+        if dense_below is not None and require_int(dense_below, "dense_below") < 0:
+            raise ValueError(f"dense_below={dense_below}: a number of rows, or 0 to keep no table dense.")
+        tables = {}
+        for name, rows in sizes.items():
+            with naming(str(name)):
+                chosen = _format_for(rows, embedding_dim, format, dense_below, options.get("dtype"))
+                tables[name] = EmbeddingBag(rows, embedding_dim, chosen, mode=mode, **options)
+        return cls(tables)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.tables)
+
+    @property
+    def dims(self) -> dict[str, int]:
+        """Columns of each table."""
+        return {name: layer.embedding_dim for name, layer in self._items()}
+
+    @property
+    def embedding_dim(self) -> int:
+        """Columns of all tables together."""
+        return sum(self.dims.values())
+
+    def forward(self, input: Tensor | Mapping[str, Arguments]) -> Pooled:
+        bags = self._columns(input) if isinstance(input, Tensor) else self._by_name(input)
+        values = self._pooled(bags, input if isinstance(input, Tensor) else None)
+        dims = self.dims
+        # One split, not a slice each: its gradient is put together once instead of added up table by table.
+        return Pooled(values, dict(zip(dims, values.split(list(dims.values()), dim=1), strict=True)))
+
+    def _pooled(self, bags: Sequence[Bags], ids: Tensor | None) -> Tensor:  # -> (B, embedding_dim)
+        """Checked bags, one for each table in order, pooled side by side: the one place that computes anything.
+
+        Here all work is known before any is done, so that one call may do it in one pass. What follows is the way that
+        works everywhere: table after table.
+
+        Args:
+            bags: every table's, ``B`` each, their indices in range.
+            ids: ``(B, F)``, when that is what was given: the indices of ``bags`` are then its columns.
+        """
+        with full_precision(bags[0].index):
+            return torch.cat([layer._pooled(b) for (_, layer), b in zip(self._items(), bags, strict=True)], 1)
+
+    def _columns(self, ids: Tensor) -> list[Bags]:
+        """Bags of one id each from ``(B, F)``."""
+        require_integer_indices(ids, "ids")
+        if ids.dim() != 2 or ids.shape[1] != len(self.names):
+            raise ValueError(
+                f"ids has shape {tuple(ids.shape)}; (B, {len(self.names)}) is needed, one column a table: "
+                f"{_listed(self.names)}. Bags of several ids go by name: {{{self.names[0]!r}: (ids, offsets), ...}}."
+            )
+        columns = self._checked_columns(ids)
+        starts = torch.arange(ids.shape[0], device=ids.device)
+        return [Bags(column, starts, ids.shape[0], None) for column in columns]
+
+    def _checked_columns(self, ids: Tensor) -> Sequence[Tensor]:
+        rows = [(name, layer.num_embeddings) for name, layer in self._items()]
+        columns = ids.unbind(1)
+        if not is_plain(ids):
+            return [checked_indices(c, size, name) for c, (name, size) in zip(columns, rows, strict=True)]
+        if ids.shape[0]:
+            # One pass over all fields; the table at fault is looked for afterwards.
+            low, high = (bound.tolist() for bound in torch.aminmax(ids, dim=0))
+            for at, (name, size) in enumerate(rows):
+                if low[at] < 0 or high[at] >= size:
+                    with naming(name):
+                        check_range(columns[at], size)
+        return columns
+
+    def _by_name(self, given: Mapping[str, Arguments]) -> list[Bags]:
+        """Bags from a mapping of names, every table's checked before any is computed."""
+        if not isinstance(given, Mapping):
+            raise TypeError(
+                f"give ids as a tensor (B, {len(self.names)}) or as a mapping from names, got {type(given).__name__}."
+            )
+        missing = [name for name in self.names if name not in given]
+        unknown = [str(name) for name in given if name not in self.tables]
+        if missing or unknown:
+            problems = [f"no ids for {_listed(missing)}"] * bool(missing)
+            problems += [f"no table {_listed(unknown)}"] * bool(unknown)
+            raise ValueError(f"{'; '.join(problems)}. The tables are {_listed(self.names)}; give ids for each.")
+        bags = []
+        for name, layer in self._items():
+            with naming(name):
+                found = layer._bags(*_arguments(given[name]))
+            if not is_plain(found.index):
+                # Compiled code checks where it looks up, and would not know the name there.
+                found = replace(found, index=checked_indices(found.index, layer.num_embeddings, name))
+            bags.append(found)
+        _check_equal(dict(zip(self.names, (b.starts.shape[0] for b in bags), strict=True)))
+        return bags
+
+    def _items(self) -> Iterable[tuple[str, EmbeddingBag]]:
+        return self.tables.items()  # type: ignore[return-value]
+
+    @property
+    def compression_ratio(self) -> float:
+        """Bytes of all dense tables over the bytes stored; a layer under several names counts once."""
+        layers = self._layers()
+        return sum(layer._dense_bytes for layer in layers) / sum(layer._stored_bytes for layer in layers)
+
+    def _layers(self) -> list[EmbeddingBag]:
+        """Each layer once."""
+        return list(dict.fromkeys(layer for _, layer in self._items()))
+
+    def extra_repr(self) -> str:
+        numbers = sum(layer._stored_numbers for layer in self._layers())
+        return (
+            f"{len(self.names)} tables, embedding_dim={self.embedding_dim}, parameters={numbers:,}, "
+            f"ratio={self.compression_ratio:.4g}"
+        )
+
+
+def _checked_tables(tables: Mapping[str, EmbeddingBag]) -> Mapping[str, EmbeddingBag]:
+    """At least one layer, under names that a module may have, of one dtype on one device."""
+    if not isinstance(tables, Mapping):
+        raise TypeError(
+            f'tables must be a mapping such as {{"C1": tb.TTEmbeddingBag(...)}}, got {type(tables).__name__}.'
+        )
+    if not tables:
+        raise ValueError("tables is empty: give at least one.")
+    for name, layer in tables.items():
+        _check_name(name)
+        if not isinstance(layer, EmbeddingBag):
+            raise TypeError(f"{name}: give a tb.EmbeddingBag{_advice(layer)}, got {type(layer).__name__}.")
+    kinds: dict[str, list[str]] = {}
+    for name, layer in tables.items():
+        device = next(iter(layer.params().values())).device
+        kinds.setdefault(f"{str(layer._dtype)[6:]} on {device}", []).append(name)
+    if len(kinds) > 1:
+        found = "; ".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items())
+        raise ValueError(
+            f"the tables' outputs stand in one tensor and need one dtype and device, got {found}. Use .to(...)."
+        )
+    return tables
+
+
+def _check_name(name: object) -> None:
+    if not isinstance(name, str):
+        raise TypeError(f"names are strings, got {name!r} ({type(name).__name__}).")
+    if not name or "." in name:
+        raise ValueError(f"{name!r} cannot name a table: state_dict keys are made of names and dots.")
+    if hasattr(nn.ModuleDict, name) or hasattr(nn.ModuleDict(), name):
+        raise ValueError(
+            f"{name!r} cannot name a table: torch.nn.ModuleDict has an attribute of that name; try {name + '_'!r}."
+        )
+
+
+def _advice(layer: object) -> str:
+    if isinstance(layer, nn.EmbeddingBag):
+        return " (tb.EmbeddingBag.from_pretrained(layer.weight, tb.Dense(), freeze=False) holds the same table)"
+    return ", which takes one id a bag as well as many" if isinstance(layer, Embedding | nn.Embedding) else ""
+
+
+def _format_for(rows: int, cols: int, format: Format, dense_below: int | None, dtype: torch.dtype | None) -> Format:
+    """The format, or a dense table for a field too small to gain from it."""
+    budget = Budget(
+        require_positive(rows, "num_embeddings"),
+        require_positive(cols, "embedding_dim"),
+        dtype or torch.get_default_dtype(),
+    )
+    if dense_below is not None:
+        return Dense() if rows < dense_below else format
+    require_float_dtype(budget.dtype)
+    try:
+        return format if budget.ratio(format.bind(budget)) > 1 else Dense()
+    except OutOfReachError:
+        return Dense()
+
+
+def _arguments(given: Arguments) -> tuple[Any, ...]:
+    """What one layer's forward takes."""
+    if isinstance(given, Tensor):
+        return (given,)
+    if not isinstance(given, tuple | list) or not 1 <= len(given) <= 3:
+        raise TypeError(
+            f"give ids (B, L), (ids, offsets) or (ids, offsets, per_sample_weights), got {type(given).__name__}"
+            + (f" of {len(given)}." if isinstance(given, tuple | list) else ".")
+        )
+    return tuple(given)
+
+
+def _check_equal(counts: dict[str, int]) -> None:
+    """The same number of bags in every table, or an error that tells who has how many."""
+    first = next(iter(counts.values()))
+    if any(count != first for count in counts.values()):
+        by_count: dict[int, list[str]] = {}
+        for name, count in counts.items():
+            by_count.setdefault(count, []).append(name)
+        found = "; ".join(f"{count} in {_listed(names)}" for count, names in by_count.items())
+        raise ValueError(f"every table needs the same number of bags, got {found}.")
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    """Names in one line, the middle left out of many."""
+    shown = list(names) if len(names) <= most else [*names[: most - 2], "...", names[-1]]
+    return ", ".join(shown)
