@@ -46,6 +46,11 @@ def whole_table(chain: Chain) -> int:
     return total
 
 
+def multiply_adds(chain: Chain, counts: Sequence[int]) -> int:
+    """Of the products alone, when this many left products are made at each level."""
+    return sum(counts[k] * chain.width(k) * chain.inner(k) * chain.outer(k) for k in range(1, chain.order))
+
+
 def _sizes(chain: Chain, k: int) -> tuple[int, int, int]:
     """Numbers in a left product, a slice and a product at level ``k``."""
     width, inner, outer = chain.width(k), chain.inner(k), chain.outer(k)

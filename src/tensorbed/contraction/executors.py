@@ -6,8 +6,11 @@ and ``backward`` go on from it. They are called with gradients off; see ``operat
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
+from operator import mul
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +24,9 @@ from tensorbed.contraction.products import Grouped, PerRow, Products, Tiled, sum
 
 class Executor(Protocol):
     """One way to compute rows, chosen by name or by the counted cost."""
+
+    def products_made(self, chain: Chain, counts: Sequence[int]) -> Sequence[int]:
+        """Left products made at each level for a batch of this many unique prefixes."""
 
     def prepare(self, chain: Chain, cores: Cores, index: Tensor, prefixes: Prefixes | None) -> Any:
         """A tape for int64 indices ``(n,)`` in range."""
@@ -46,6 +52,9 @@ class LevelByLevel:
 
     def __init__(self, products: Products | None) -> None:
         self.products = products
+
+    def products_made(self, chain: Chain, counts: Sequence[int]) -> Sequence[int]:
+        return counts
 
     def prepare(self, chain: Chain, cores: Cores, index: Tensor, prefixes: Prefixes | None) -> Tape:
         products = self.products or (Grouped() if Grouped.takes(cores[0]) else Tiled())
@@ -121,6 +130,9 @@ class InRuns:
     def __init__(self, executor: LevelByLevel) -> None:
         self.executor = executor
 
+    def products_made(self, chain: Chain, counts: Sequence[int]) -> Sequence[int]:
+        return self.executor.products_made(chain, counts)
+
     def prepare(self, chain: Chain, cores: Cores, index: Tensor, prefixes: Prefixes | None) -> Tape | Runs:
         prefixes = prefixes or find_prefixes(index, chain.row_factors)
         runs = _runs(chain, prefixes)
@@ -165,6 +177,9 @@ def _held(chain: Chain) -> int:
 class WholeTable:
     """The table, then its rows. Within the memory law only where the table has no more rows than the batch."""
 
+    def products_made(self, chain: Chain, counts: Sequence[int]) -> Sequence[int]:
+        return list(accumulate(chain.row_factors, mul))
+
     def prepare(self, chain: Chain, cores: Cores, index: Tensor, prefixes: Prefixes | None) -> Tensor:
         return index
 
@@ -197,12 +212,22 @@ EXECUTORS: dict[str, Executor] = {
 }
 
 
+def considered(chain: Chain, counts: Sequence[int], indices: int) -> dict[str, float]:
+    """Counted cost of every executor that ``"auto"`` may take, for a batch of so many unique prefixes and indices."""
+    costs: dict[str, float] = {"per_row": cost.per_row(chain, counts), "grouped": cost.grouped(chain, counts)}
+    if prod(chain.row_factors) <= indices:
+        costs["whole_table"] = cost.whole_table(chain)
+    return costs
+
+
+def cheapest(costs: Mapping[str, float]) -> str:
+    """The name of least cost, the first of equals."""
+    return min(costs, key=costs.__getitem__)
+
+
 def choose(chain: Chain, index: Tensor, impl: str) -> tuple[Executor, Prefixes | None]:
     """The executor by name, or for ``"auto"`` the one of least counted cost; with the prefixes if they were found."""
     if impl != "auto":
         return EXECUTORS[impl], None
     prefixes = find_prefixes(index, chain.row_factors)
-    costs = {"per_row": cost.per_row(chain, prefixes.counts), "grouped": cost.grouped(chain, prefixes.counts)}
-    if prod(chain.row_factors) <= index.shape[0]:
-        costs["whole_table"] = cost.whole_table(chain)
-    return EXECUTORS[min(costs, key=costs.__getitem__)], prefixes
+    return EXECUTORS[cheapest(considered(chain, prefixes.counts, index.shape[0]))], prefixes
