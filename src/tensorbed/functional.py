@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tensorbed.dispatch import checked_indices, full_precision
-from tensorbed.structures import Params, Structure
+from tensorbed.checks import require_integer_indices
+from tensorbed.dispatch import checked_indices, full_precision, is_plain
+from tensorbed.structures import Explanation, Params, Structure
 
 _BLOCK = 2**22  # numbers of the table made at once
 
@@ -29,6 +30,19 @@ def lookup(structure: Structure, params: Params, index: Tensor, *, impl: str = "
     with full_precision(next(iter(params.values()))):
         rows = structure.take(params, flat) if impl == "reference" else structure.lookup(params, flat, impl)
     return rows.reshape(*index.shape, structure.cols)
+
+
+def explain(structure: Structure, index: Tensor, *, impl: str = "auto") -> Explanation:
+    """What :func:`lookup` would do for these indices, counted from the indices alone: no row is computed.
+
+    Shape:
+        - index: ``(*)``, int32 or int64, checked as :func:`lookup` checks them
+    """
+    check_impl(structure, impl)
+    require_integer_indices(index)
+    if not is_plain(index):
+        raise ValueError("explain counts the indices themselves: call it eagerly, on a device that holds them.")
+    return structure.explain(checked_indices(index, structure.rows), impl)
 
 
 def project(structure: Structure, params: Params, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from tensorbed.dispatch import checked_indices, clamped_for_export, full_precision, is_plain
-from tensorbed.functional import lookup
+from tensorbed.functional import explain, lookup
 from tensorbed.nn.table import StructuredTable, TableOptions
 from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency, scale_gradient
-from tensorbed.structures import Format
+from tensorbed.structures import Explanation, Format
 
 
 class EmbeddingBag(StructuredTable):
@@ -75,6 +75,22 @@ class EmbeddingBag(StructuredTable):
     ) -> Tensor:  # (bags, length) or (n,) -> (bags, embedding_dim)
         return self._pooled(self._bags(input, offsets, per_sample_weights))
 
+    def explain(
+        self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Explanation:
+        """What :meth:`forward` would do with these bags, counted and not done."""
+        return self._explained(self._bags(input, offsets, per_sample_weights))
+
+    def _explained(self, bags: Bags) -> Explanation:
+        if not is_plain(bags.index) or self._by_itself(bags := bags.without_rest()):
+            return explain(self.structure, bags.index, impl=self.impl)
+        rows = torch.unique(bags.index)
+        return explain(self.structure, rows, impl=self.impl).asked_by(bags.index.shape[0])
+
+    def _by_itself(self, bags: Bags) -> bool:
+        """Whether rows are looked up index by index, instead of each unique one once."""
+        return self.impl == "reference" or bags.index.numel() == 0
+
     def _bags(self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None) -> Bags:
         """The arguments of :meth:`forward`, checked: what can be refused is refused before anything is computed."""
         if per_sample_weights is not None and not isinstance(per_sample_weights, Tensor):
@@ -95,8 +111,7 @@ class EmbeddingBag(StructuredTable):
             if not is_plain(bags.index):
                 return self._pool_rows(bags)
             bags = bags.without_rest()
-            plain = self.impl == "reference" or bags.index.numel() == 0
-            return self._pool_rows(bags) if plain else self._pool_unique(bags)
+            return self._pool_rows(bags) if self._by_itself(bags) else self._pool_unique(bags)
 
     def _pool_rows(self, bags: Bags) -> Tensor:
         rows = lookup(self.structure, self.params(), bags.index, impl=self.impl)

@@ -17,7 +17,7 @@ from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.table import check_format
 from tensorbed.pooling import Bags
-from tensorbed.structures import Format
+from tensorbed.structures import Explanations, Format
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.formats import Budget, OutOfReachError
 
@@ -120,11 +120,20 @@ class EmbeddingBagCollection(nn.Module):
         return sum(self.dims.values())
 
     def forward(self, input: Tensor | Mapping[str, Arguments]) -> Pooled:
-        bags = self._columns(input) if isinstance(input, Tensor) else self._by_name(input)
+        bags = self._bags(input)
         values = self._pooled(bags, input if isinstance(input, Tensor) else None)
         dims = self.dims
         # One split, not a slice each: its gradient is put together once instead of added up table by table.
         return Pooled(values, dict(zip(dims, values.split(list(dims.values()), dim=1), strict=True)))
+
+    def explain(self, input: Tensor | Mapping[str, Arguments]) -> Explanations:
+        """What :meth:`forward` would do with these ids, counted and not done, table by table and in total."""
+        bags = self._bags(input)
+        return Explanations({name: layer._explained(b) for (name, layer), b in zip(self._items(), bags, strict=True)})
+
+    def _bags(self, input: Tensor | Mapping[str, Arguments]) -> list[Bags]:
+        """Every table's bags, checked: what can be refused is refused before anything is computed."""
+        return self._columns(input) if isinstance(input, Tensor) else self._by_name(input)
 
     def _pooled(self, bags: Sequence[Bags], ids: Tensor | None) -> Tensor:  # -> (B, embedding_dim)
         """Checked bags, one for each table in order, pooled side by side: the one place that computes anything.
@@ -166,7 +175,7 @@ class EmbeddingBagCollection(nn.Module):
         return columns
 
     def _by_name(self, given: Mapping[str, Arguments]) -> list[Bags]:
-        """Bags from a mapping of names, every table's checked before any is computed."""
+        """Bags from a mapping of names."""
         if not isinstance(given, Mapping):
             raise TypeError(
                 f"give ids as a tensor (B, {len(self.names)}) or as a mapping from names, got {type(given).__name__}."

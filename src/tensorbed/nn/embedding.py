@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from tensorbed.dispatch import clamped_for_export
-from tensorbed.functional import lookup
+from tensorbed.functional import explain, lookup
 from tensorbed.nn.table import StructuredTable, TableOptions
 from tensorbed.pooling import scale_by_frequency
-from tensorbed.structures import Format
+from tensorbed.structures import Explanation, Format
 
 
 class Embedding(StructuredTable):
@@ -52,6 +52,10 @@ class Embedding(StructuredTable):
         if self.padding_row is None or self.padding_idx is None:
             return rows
         return torch.where(index.eq(self.padding_idx)[..., None], self.padding_row, rows)
+
+    def explain(self, index: Tensor) -> Explanation:  # (*)
+        """What :meth:`forward` would do with these indices, counted and not done: ``print(layer.explain(index))``."""
+        return explain(self.structure, index, impl=self.impl)
 
     @classmethod
     def from_pretrained(

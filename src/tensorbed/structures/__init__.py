@@ -8,10 +8,21 @@ import importlib
 import pkgutil
 
 from tensorbed.structures.base import Params, Structure, TensorSpec
+from tensorbed.structures.explanation import Explanation, Explanations
 from tensorbed.structures.formats import Fit, Format
 from tensorbed.structures.registry import register, registered
 
-__all__ = ["Fit", "Format", "Params", "Structure", "TensorSpec", "register", "registered"]
+__all__ = [
+    "Explanation",
+    "Explanations",
+    "Fit",
+    "Format",
+    "Params",
+    "Structure",
+    "TensorSpec",
+    "register",
+    "registered",
+]
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")

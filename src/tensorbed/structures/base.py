@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.checks import require_positive
+from tensorbed.structures.explanation import Explanation
 
 Params = Mapping[str, Tensor]
 
@@ -78,6 +79,35 @@ class Structure(ABC):
     def impls(self) -> tuple[str, ...]:
         """The ways :meth:`lookup` knows."""
         return ("auto", "reference", "whole_table")
+
+    @property
+    def row_multiply_adds(self) -> int | None:
+        """Multiply-adds of one row computed by itself; ``None`` where nobody counted."""
+        return None
+
+    def explain(self, index: Tensor, impl: str) -> Explanation:  # (n,)
+        """What :meth:`lookup` would do, counted and not done."""
+        n, each = index.shape[0], self.row_multiply_adds
+        path = "whole_table" if impl == "whole_table" else "reference"
+        computed = self.rows if path == "whole_table" else n
+        return Explanation(
+            kind=self.kind,
+            description=self.summary,
+            indices=n,
+            unique_rows=torch.unique(index).shape[0],
+            prefixes=(),
+            multiply_adds_plain=None if each is None else n * each,
+            multiply_adds=None if each is None else computed * each,
+            considered={},
+            path=path,
+            why="what auto takes for every batch" if impl == "auto" else f'as asked by impl="{impl}"',
+        )
+
+    @property
+    def summary(self) -> str:
+        """The table's size, and what :meth:`describe` adds to its kind."""
+        size, more = f"{self.rows:,} x {self.cols:,}", self.describe()
+        return size if more == self.kind else f"{size}, {more}"
 
     def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
         """``x @ table[start:stop].T`` for a block of rows, of which only the block is ever made."""

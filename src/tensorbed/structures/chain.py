@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,11 +13,15 @@ from torch import Tensor
 
 from tensorbed.checks import require_positive
 from tensorbed.contraction.chain import Chain, full, sum_of_squares, take
+from tensorbed.contraction.cost import multiply_adds
+from tensorbed.contraction.executors import EXECUTORS, cheapest, considered
 from tensorbed.contraction.operators import IMPLS, chain_rows
+from tensorbed.contraction.plan import find_prefixes
 from tensorbed.decompose.train import frobenius, split_core, tensorize
 from tensorbed.progress import track
 from tensorbed.shapes import Shape, as_shape, check_shape, suggest_shape, useful_ranks
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std
+from tensorbed.structures.explanation import Explanation
 from tensorbed.structures.formats import Budget, Fit, RankedFormat
 
 DEFAULT_ORDER = 3
@@ -59,6 +63,29 @@ class ChainMatrix(Structure):
     def impls(self) -> tuple[str, ...]:
         return IMPLS
 
+    @property
+    def row_multiply_adds(self) -> int:
+        return multiply_adds(self.chain, [1] * len(self.row_factors))
+
+    def explain(self, index: Tensor, impl: str) -> Explanation:  # (n,)
+        chain, n = self.chain, index.shape[0]
+        counts = find_prefixes(index, self.row_factors).counts
+        costs = considered(chain, counts, n) if n else {}
+        path = "reference" if n == 0 else cheapest(costs) if impl == "auto" else impl
+        made = [n] * chain.order if path == "reference" else EXECUTORS[path].products_made(chain, counts)
+        return Explanation(
+            kind=self.kind,
+            description=self.summary,
+            indices=n,
+            unique_rows=counts[-1],
+            prefixes=counts,
+            multiply_adds_plain=n * self.row_multiply_adds,
+            multiply_adds=multiply_adds(chain, made),
+            considered=costs,
+            path=path,
+            why=_why(path, costs, impl),
+        )
+
     def cores(self, p: Params) -> tuple[Tensor, ...]:
         return tuple(core.transpose(0, 1) for core in self._stored(p))
 
@@ -85,6 +112,16 @@ class ChainMatrix(Structure):
     @abstractmethod
     def shown_ranks(ranks: tuple[int, ...]) -> tuple[int, ...]:
         """The ranks a user gives, out of ``(R_0, ..., R_N)``."""
+
+
+def _why(path: str, costs: Mapping[str, float], impl: str) -> str:
+    """The reason for a path in a few words."""
+    if not costs:
+        return "there is nothing to compute"
+    if impl != "auto":
+        return f'as asked by impl="{impl}"'
+    others = sorted((cost / costs[path], name) for name, cost in costs.items() if name != path)
+    return ", ".join(["least counted cost", *(f"{name} has {times:,.1f}x that" for times, name in others[:1])])
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

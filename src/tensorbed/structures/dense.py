@@ -31,6 +31,10 @@ class DenseMatrix(Structure):
         return p["table"].view_as(p["table"])
 
     @property
+    def row_multiply_adds(self) -> int:
+        return 0
+
+    @property
     def impls(self) -> tuple[str, ...]:
         return ("auto", "reference")
 

@@ -34,6 +34,10 @@ class LowRankMatrix(Structure):
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return p["u"] @ p["v"].T
 
+    @property
+    def row_multiply_adds(self) -> int:
+        return self.rank * self.cols
+
     def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
         return (x @ p["v"]) @ p["u"][start:stop].T
 
