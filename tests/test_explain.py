@@ -10,6 +10,7 @@ from tensorbed import functional
 from tensorbed.contraction import executors
 from tensorbed.structures import Explanation
 from tensorbed.testing import largest_allocation
+from tests.samples import SAMPLES
 
 SHAPE = ((4, 5, 6), (2, 3, 4))
 
@@ -128,6 +129,18 @@ def test_low_rank_dense_and_others():
     assert (dense.multiply_adds_plain, dense.multiply_adds, dense.unique_rows) == (0, 0, 3)
     bags = tb.LowRankEmbeddingBag(10, 6, 2).explain(index, torch.tensor([0, 2]))
     assert (bags.indices, bags.multiply_adds_plain, bags.multiply_adds) == (4, 4 * 2 * 6, 3 * 2 * 6)
+
+
+@pytest.mark.parametrize("sample", [s for samples in SAMPLES.values() for s in samples], ids=str)
+def test_every_structure_explains_every_way(sample):
+    index = drawn(200, rows=sample.rows)
+    for impl in sample.structure.impls:
+        told = functional.explain(sample.structure, index, impl=impl)
+        assert told.kind == sample.structure.kind
+        assert (told.indices, told.unique_rows) == (200, len(set(index.tolist())))
+        assert told.path in sample.structure.impls
+        assert told.path == impl or impl == "auto"
+        assert told.multiply_adds_plain == 200 * sample.structure.row_multiply_adds
 
 
 def test_structures_that_do_not_count_say_so(monkeypatch):
