@@ -4,13 +4,13 @@ import json
 
 import pytest
 import torch
+from samples import SAMPLES
 
 import tensorbed as tb
 from tensorbed import functional
 from tensorbed.contraction import executors
 from tensorbed.structures import Explanation
 from tensorbed.testing import largest_allocation
-from tests.samples import SAMPLES
 
 SHAPE = ((4, 5, 6), (2, 3, 4))
 
@@ -269,7 +269,7 @@ def test_collections_hold_one_a_table_and_totals():
     fields = collection(impl="grouped")
     ids = torch.stack([drawn(40), drawn(40, rows=9)], 1)
     told = fields.explain(ids)
-    assert list(told.tables) == ["one", "two"]
+    assert list(told) == list(told.tables) == ["one", "two"]
     for k, name in enumerate(told.tables):
         assert told[name] == fields.tables[name].explain(ids[:, k : k + 1])
     assert told.indices == 80

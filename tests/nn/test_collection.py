@@ -328,6 +328,29 @@ def test_bad_inputs_are_refused_before_anything_is_computed(given, error, messag
         collection(given)
 
 
+def test_all_work_is_handed_over_at_once(monkeypatch):
+    """One method computes everything, given every table's checked bags: where one kernel call can take over."""
+    seen = []
+
+    def pooled(self, bags, ids):
+        seen.append((bags, ids))
+        return torch.arange(float(bags[0].starts.shape[0] * 29)).reshape(-1, 29)
+
+    monkeypatch.setattr(tb.EmbeddingBagCollection, "_pooled", pooled)
+    collection, ids, bags = mixed(), drawn_ids(3), drawn_bags(3)
+    values, split = collection(ids)
+    assert torch.equal(split["C2"], values[:, 8:12])
+    collection(bags)
+    (columns, given), (by_name, none) = seen
+    assert given is ids
+    assert none is None
+    for k, name in enumerate(SIZES):
+        assert torch.equal(columns[k].index, ids[:, k])
+        assert columns[k].bounds().tolist() == [0, 1, 2, 3]
+        assert torch.equal(by_name[k].index, bags[name][0])
+        assert torch.equal(by_name[k].starts, bags[name][1])
+
+
 def test_of_many_names_some_are_shown():
     collection = tb.EmbeddingBagCollection.from_sizes({f"C{k}": 3 for k in range(26)}, 2, tb.Dense())
     with pytest.raises(ValueError, match=r"C0, C1, C2, C3, C4, C5, \.\.\., C25\. Bags of several ids go by name"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -69,6 +69,9 @@ class Explanations:
 
     def __getitem__(self, name: str) -> Explanation:
         return self.tables[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.tables)
 
     @property
     def indices(self) -> int:
