@@ -1,26 +1,40 @@
 # make demo and make test do everything from a bare clone: environment, install, run.
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := figures,demo,benchmarks,dev
+EXTRAS := cli,figures,demo,benchmarks,dev
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+# What builds the extension. It is installed into .venv and used without build isolation, so that constraints.txt holds
+# for it too, whatever the version of pip, and a changed kernel recompiles alone.
+BUILD := scikit-build-core nanobind cmake ninja
+NATIVE := $(wildcard native/*)
+# pip goes on without kernels that do not compile; here that is an error, unless there is no compiler at all.
+# TENSORBED_NATIVE=0 leaves them out.
+TENSORBED_NATIVE ?= $(if $(shell command -v $(CXX)),1,auto)
 
-.PHONY: demo test test-slow lint types bench figures clean help
+.PHONY: demo test test-slow sanitize lint types bench figures clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       train four small language models with full and compressed tables, about two minutes"
 	@echo "make test       lint, types and the whole test suite"
 	@echo "make test-slow  checks that take minutes"
+	@echo "make sanitize   the tests of the kernels under AddressSanitizer and UBSan (Linux, GCC)"
 	@echo "make bench      lookups side by side with other implementations"
 	@echo "make figures    the figures of the documentation, into out/"
 	@echo "make clean      remove the environment and everything made"
 
 # The environment is made anew when what it is made from changes; an interrupted install leaves no stamp behind.
-.venv/.installed: pyproject.toml constraints.txt
+.venv/.environment: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("tensorbed needs Python 3.11 or later, this is " + sys.version.split()[0] \
 		+ "; say which: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	$(PIP) $(BUILD)
+	@touch $@
+
+.venv/.installed: .venv/.environment $(NATIVE)
+	TENSORBED_NATIVE=$(TENSORBED_NATIVE) $(PIP) --no-build-isolation -e '.[$(EXTRAS)]'
+	$(BIN)/python -m tensorbed info
 	@touch $@
 
 demo: .venv/.installed
@@ -31,6 +45,17 @@ test: lint types
 
 test-slow: .venv/.installed
 	$(PYTEST) -m slow
+
+# The runtime of AddressSanitizer has to come first, and libstdc++ with it, or it does not find what throws exceptions.
+# Its reports go to the terminal, which pytest would otherwise keep to itself. CPython leaks by its standards.
+sanitize: .venv/.installed
+	$(BIN)/cmake -G Ninja -S native -B build/sanitize -DCMAKE_BUILD_TYPE=Debug -DTENSORBED_SANITIZE=ON \
+		-DCMAKE_CXX_COMPILER=$(CXX) -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python
+	$(BIN)/cmake --build build/sanitize
+	export TENSORBED_NATIVE_PATH=$(CURDIR)/build/sanitize ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+		LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so)" && \
+		$(BIN)/python -c 'import sys; from tensorbed import native; sys.exit(native.reason or None)' && \
+		$(BIN)/python -m pytest --capture=no tests/native
 
 lint: .venv/.installed
 	$(BIN)/ruff check .

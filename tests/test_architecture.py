@@ -18,7 +18,7 @@ from tensorbed.testing import BagParity, EmbeddingParity, Sample, StructureLaws,
 SOURCE = Path(tensorbed.__file__).parent
 # From the bottom up: a room may import from those before it, never from those after.
 ROOMS = (
-    ("checks", "progress", "_version"),
+    ("checks", "progress", "_version", "_native", "native"),
     ("indexing", "shapes"),
     ("dispatch",),
     ("contraction", "decompose"),
@@ -26,7 +26,9 @@ ROOMS = (
     ("fitting", "functional", "pooling"),
     ("nn",),
     ("tensorbed",),
-    ("testing", "figures"),
+    ("testing", "figures", "info"),
+    ("cli",),
+    ("__main__",),
 )
 LEVEL = {name: level for level, names in enumerate(ROOMS) for name in names}
 

@@ -1,0 +1,93 @@
+"""What is installed and what it runs on, for people and for programs."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from tensorbed import native
+from tensorbed._version import __version__
+
+__all__ = ["Info", "Kernels", "info"]
+
+REMEDY = 'install a C++ compiler and run "pip install --force-reinstall --no-deps ." to get them'
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """The compiled kernels: what they were built for, or the ``reason`` why there are none."""
+
+    available: bool
+    reason: str = ""
+    isa: str = ""
+    isas: tuple[str, ...] = ()
+    openmp: bool = False
+    nanobind: str = ""
+    file: str = ""
+
+    def __str__(self) -> str:
+        if not self.available:
+            line = f"pure Python (no compiled extension: {self.reason})"
+            # For other reasons a compiler is no remedy.
+            return f"{line}; {REMEDY}" if self.reason == native.NOT_BUILT else line
+        threads = "OpenMP" if self.openmp else "one thread (built without OpenMP)"
+        return f"compiled, {self.isa} (of {', '.join(self.isas)}), {threads}, nanobind {self.nanobind}"
+
+
+@dataclass(frozen=True)
+class Info:
+    """What ``tensorbed info`` prints."""
+
+    tensorbed: str
+    torch: str
+    python: str
+    platform: str
+    threads: int
+    cpus: int
+    kernels: Kernels
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same facts for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return "\n".join(
+            (
+                f"tensorbed: {self.tensorbed}",
+                f"torch: {self.torch}",
+                f"python: {self.python}, {self.platform}",
+                f"threads: {self.threads} (of {self.cpus} CPUs)",
+                f"kernels: {self.kernels}",
+            )
+        )
+
+
+def _kernels() -> Kernels:
+    module = native.module
+    if module is None:
+        return Kernels(False, native.reason)
+    return Kernels(
+        True,
+        isa=module.isa,
+        isas=tuple(module.isas),
+        openmp=module.openmp,
+        nanobind=module.nanobind,
+        file=module.__file__ or "",
+    )
+
+
+def info() -> Info:
+    """The versions, the threads and the kernels in use."""
+    return Info(
+        tensorbed=__version__,
+        torch=torch.__version__,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        threads=torch.get_num_threads(),
+        cpus=os.cpu_count() or 1,
+        kernels=_kernels(),
+    )

@@ -1,0 +1,77 @@
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import torch
+from typer.testing import CliRunner
+
+import tensorbed
+from tensorbed import native
+from tensorbed.cli import app
+from tensorbed.info import info
+
+COMPILED = SimpleNamespace(
+    isa="avx2", isas=("baseline", "avx2", "avx512"), openmp=True, nanobind="3.1.0", __file__="/lib/_native.so"
+)
+
+
+def kernels_line():
+    result = CliRunner().invoke(app, ["info"])
+    assert result.exit_code == 0
+    (line,) = [line for line in result.output.splitlines() if line.startswith("kernels: ")]
+    return line
+
+
+def test_info_says_what_is_installed():
+    lines = CliRunner().invoke(app, ["info"]).output.splitlines()
+    assert f"tensorbed: {tensorbed.__version__}" in lines
+    assert f"torch: {torch.__version__}" in lines
+    assert [line.split(":")[0] for line in lines] == ["tensorbed", "torch", "python", "threads", "kernels"]
+
+
+def test_info_for_programs():
+    result = CliRunner().invoke(app, ["info", "--json"])
+    facts = json.loads(result.output)
+    assert facts == json.loads(json.dumps(info().as_dict()))
+    assert facts["kernels"]["available"] is native.available
+
+
+def test_compiled_kernels(monkeypatch):
+    monkeypatch.setattr(native, "module", COMPILED)
+    assert kernels_line() == "kernels: compiled, avx2 (of baseline, avx2, avx512), OpenMP, nanobind 3.1.0"
+    monkeypatch.setattr(native, "module", SimpleNamespace(**{**vars(COMPILED), "openmp": False}))
+    assert "one thread (built without OpenMP)" in kernels_line()
+
+
+def test_no_kernels(monkeypatch):
+    monkeypatch.setattr(native, "module", None)
+    monkeypatch.setattr(native, "reason", native.NOT_BUILT)
+    assert kernels_line() == (
+        "kernels: pure Python (no compiled extension: not built when tensorbed was installed); install a C++ compiler "
+        'and run "pip install --force-reinstall --no-deps ." to get them'
+    )
+    monkeypatch.setattr(native, "reason", "left out by TENSORBED_NATIVE=0")
+    assert kernels_line() == "kernels: pure Python (no compiled extension: left out by TENSORBED_NATIVE=0)"
+
+
+def run(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_python_dash_m():
+    out = subprocess.run([sys.executable, "-m", "tensorbed", "info"], capture_output=True, text=True, check=True).stdout
+    assert out.startswith(f"tensorbed: {tensorbed.__version__}\n")
+
+
+def test_without_typer_one_line_says_how_to_get_it():
+    # A module that is None in sys.modules is one that cannot be imported.
+    result = run("import sys; sys.modules['typer'] = None; from tensorbed.__main__ import main; main()")
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr == 'the command tensorbed needs typer; install it with: pip install "tensorbed[cli]"\n'
+
+
+def test_the_library_and_its_facts_import_neither_typer_nor_rich():
+    code = "import sys, tensorbed, tensorbed.info as i; i.info(); print({'typer', 'rich'} & set(sys.modules))"
+    assert run(code).stdout == "set()\n"
