@@ -1,14 +1,180 @@
-// Compiled once an instruction set, in the namespace TB_ISA. Placeholder.
+// The kernels for one instruction set: compiled once for each, with TB_ISA naming it.
+#include "kernels.hpp"
+
+#include <atomic>
+#include <exception>
+#include <functional>
+#include <mutex>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+#include "table.hpp"
+
 namespace tb::TB_ISA {
+namespace {
 
-int threads();
+constexpr double parallel_from = 5e5;  // multiply-adds below which waking other threads takes longer than the work
 
-// The number of threads a parallel region gets.
-int threads() {
-    int count = 0;
-#pragma omp parallel reduction(+ : count)
-    count += 1;
-    return count;
+using Steps = std::vector<std::function<void(int)>>;
+
+// Every step for every share, one parallel region, a barrier after each step.
+void run(const Steps& steps, int threads) {
+  if (threads == 1) {
+    for (const auto& step : steps) step(0);
+    return;
+  }
+#ifdef _OPENMP
+  std::exception_ptr failure;
+  std::atomic<bool> failed = false;
+  std::mutex guard;
+#pragma omp parallel num_threads(threads)
+  {
+    for (const auto& step : steps) {
+      try {
+        // The runtime may give fewer threads than there are shares.
+        for (int t = omp_get_thread_num(); t < threads && !failed; t += omp_get_num_threads()) step(t);
+      } catch (...) {
+        const std::lock_guard<std::mutex> lock(guard);
+        failure = std::current_exception();
+        failed = true;
+      }
+#pragma omp barrier
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
+#endif
+}
+
+int shares(std::span<Lookup> lookups, int threads) {
+#ifdef _OPENMP
+  double work = 0;
+  for (const Lookup& q : lookups) {
+    for (const Slab& slab : q.plan->slabs) {
+      for (int k = 1; k < q.chain->order(); ++k) {
+        work += double(slab.levels[k].count) * double(q.chain->height(k) * q.chain->depth(k) * q.chain->width(k));
+      }
+    }
+    work += double(q.plan->indices) * double(q.chain->cols() * copy_cost);
+  }
+  return work < parallel_from ? 1 : std::max(1, threads);
+#else
+  (void)lookups, (void)threads;
+  return 1;
+#endif
+}
+
+// All tables of a call, slab by slab.
+template <class T, class S>
+class Call {
+ public:
+  Call(std::span<Lookup> lookups, int threads) : threads_(shares(lookups, threads)) {
+    tables_.reserve(lookups.size());
+    for (Lookup& q : lookups) slabs_ = std::max(slabs_, tables_.emplace_back(q, threads_).slabs());
+  }
+
+  void forward() {
+    for (int slab = 0; slab < slabs_; ++slab) {
+      const int levels = open(slab, false);
+      Steps steps;
+      extend_to(levels, slab, steps);
+      steps.push_back(each(slab, [](auto& table, int thread) { table.finish(thread); }));
+      if (any([](auto& table) { return table.has_bags(); })) {
+        steps.push_back(each(slab, [](auto& table, int thread) { table.pool(thread); }));
+      }
+      run(steps, threads_);
+    }
+    run({[this](int thread) {
+          for (auto& table : tables_) table.fill(thread);
+        }},
+        any([](auto& table) { return table.fills(); }) ? threads_ : 1);
+  }
+
+  void backward() {
+    for (int slab = 0; slab < slabs_; ++slab) {
+      const int levels = open(slab, true);
+      Steps steps;
+      if (any([](auto& table) { return !table.has_lefts(); })) extend_to(levels, slab, steps);
+      steps.push_back(each(slab, [](auto& table, int thread) { table.start_back(thread); }));
+      for (int k = levels - 1; k >= 1; --k) {
+        steps.push_back(each(slab, [k](auto& table, int thread) { table.go_back(k, thread); }));
+      }
+      steps.push_back(each(slab, [](auto& table, int thread) { table.settle(thread); }));
+      run(steps, threads_);
+    }
+    for (auto& table : tables_) {
+      if (table.slabs() == 0) table.no_gradient();
+    }
+  }
+
+ private:
+  // Opens a slab of every table that has one, and cuts the work of all into equal shares.
+  int open(int slab, bool backward) {
+    double total = 0, before = 0;
+    int levels = 0;
+    for (auto& table : tables_) {
+      if (slab >= table.slabs()) continue;
+      table.open(slab, backward);
+      total += table.cost();
+      levels = std::max(levels, table.final_level());
+    }
+    for (auto& table : tables_) {
+      if (slab >= table.slabs()) continue;
+      table.share(before, total / threads_);
+      before += table.cost();
+    }
+    return levels;
+  }
+
+  template <class Act>
+  std::function<void(int)> each(int slab, Act act) {
+    return [this, slab, act](int thread) {
+      for (auto& table : tables_) {
+        if (slab < table.slabs()) act(table, thread);
+      }
+    };
+  }
+
+  void extend_to(int levels, int slab, Steps& steps) {
+    for (int k = 1; k < levels; ++k) {
+      steps.push_back(each(slab, [k](auto& table, int thread) {
+        if (!table.has_lefts()) table.extend(k, thread);
+      }));
+    }
+  }
+
+  template <class Ask>
+  bool any(Ask ask) const {
+    return std::any_of(tables_.begin(), tables_.end(), ask);
+  }
+
+  int threads_, slabs_ = 0;
+  std::vector<Table<T, S>> tables_;
+};
+
+template <class Act>
+void with_types(Type type, std::span<Lookup> lookups, int threads, Act act) {
+  if (type == Type::float32) {
+    Call<float, float> call(lookups, threads);
+    act(call);
+  } else if (type == Type::float64) {
+    Call<double, double> call(lookups, threads);
+    act(call);
+  } else {
+    Call<float, bf16> call(lookups, threads);
+    act(call);
+  }
+}
+
+}  // namespace
+
+void forward(Type type, std::span<Lookup> lookups, int threads) {
+  with_types(type, lookups, threads, [](auto& call) { call.forward(); });
+}
+
+void backward(Type type, std::span<Lookup> lookups, int threads) {
+  with_types(type, lookups, threads, [](auto& call) { call.backward(); });
 }
 
 }  // namespace tb::TB_ISA

@@ -1,21 +1,227 @@
-// The Python module tensorbed._native. Placeholder: it says what was built and computes nothing.
+// The Python module: plans batches and runs the kernels of the best instruction set on memory handed over as addresses.
+//
+// Sizes, dtypes and contiguity are the caller's promise (tensorbed/contraction/native.py); index values are checked here.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
+#include <exception>
+#include <stdexcept>
 
 #include "facts.hpp"
 #include "kernels.hpp"
 
-NB_MODULE(_native, m) {
-    m.doc() = "Kernels of tensorbed, compiled.";
-    tb::bind_facts(m);
-    m.def("threads", [] {
-#ifdef TB_HAVE_AVX512
-        if (std::strcmp(tb::best(), "avx512") == 0) return tb::avx512::threads();
-#endif
+namespace nb = nanobind;
+
+namespace tb {
+namespace {
+
+using Address = std::uintptr_t;
+
+struct Isa {
+  const char* name;
+  void (*forward)(Type, std::span<Lookup>, int);
+  void (*backward)(Type, std::span<Lookup>, int);
+};
+
+// From the least to the best that this processor runs.
+std::vector<Isa> usable() {
+  std::vector<Isa> found;
+  const auto offer = [&found](const Isa& isa) {
+    if (runs(isa.name)) found.push_back(isa);
+  };
+  offer({"baseline", baseline::forward, baseline::backward});
 #ifdef TB_HAVE_AVX2
-        if (std::strcmp(tb::best(), "avx2") == 0) return tb::avx2::threads();
+  offer({"avx2", avx2::forward, avx2::backward});
 #endif
-        return tb::baseline::threads();
-    });
+#ifdef TB_HAVE_AVX512
+  offer({"avx512", avx512::forward, avx512::backward});
+#endif
+  return found;
+}
+
+std::vector<Isa>& all() {
+  static std::vector<Isa> found = usable();
+  return found;
+}
+
+Isa& chosen() {
+  static Isa isa = all().back();
+  return isa;
+}
+
+std::string use(const std::string& name) {
+  for (const Isa& isa : all()) {
+    if (isa.name == name) return std::exchange(chosen(), isa).name;
+  }
+  throw std::invalid_argument("no kernels for " + name + " here");
+}
+
+double weight_at(Type type, Address weights, Int i) {
+  if (type == Type::float64) return reinterpret_cast<const double*>(weights)[i];
+  if (type == Type::float32) return reinterpret_cast<const float*>(weights)[i];
+  const std::uint32_t bits = std::uint32_t(reinterpret_cast<const std::uint16_t*>(weights)[i]) << 16;
+  float x;
+  std::memcpy(&x, &bits, sizeof x);
+  return x;
+}
+
+// Indices of one table as they are handed over; bounds 0: no bags.
+struct Asked {
+  const Chain* chain;
+  Address index;
+  Int count, stride, skip;
+  Address bounds;
+  Int bags;
+  Address weights;
+  bool mean;
+};
+
+// One table of a batch, planned.
+struct Entry {
+  Chain chain;
+  Plan plan;
+  Tape tape;
+  Int bags = -1;
+  const Int* bounds = nullptr;  // the caller's, for forward only
+  std::vector<int> bag;
+  std::vector<double> scale;
+
+  Entry(Type type, const Asked& asked) : chain(*asked.chain) {
+    const auto* index = reinterpret_cast<const Int*>(asked.index);
+    plan = make_plan(chain, {index, asked.count, asked.stride, asked.skip, asked.bounds != 0, number_bytes(type)});
+    if (!asked.bounds) return;
+    bags = asked.bags;
+    bounds = reinterpret_cast<const Int*>(asked.bounds);
+    if (bounds[0] != 0 || bounds[bags] != asked.count || !std::is_sorted(bounds, bounds + bags + 1)) {
+      throw std::invalid_argument("offsets must begin at 0, must not fall and must end with the indices.");
+    }
+    bag.resize(asked.count, -1);
+    if (asked.weights || asked.mean) scale.resize(asked.count, 1.0);
+    for (Int b = 0; b < bags; ++b) {
+      Int members = 0;
+      for (Int i = bounds[b]; i < bounds[b + 1]; ++i) {
+        bag[i] = int(b);
+        members += plan.inverse[i] >= 0;
+        if (asked.weights) scale[i] = weight_at(type, asked.weights, i);
+      }
+      if (!asked.mean) continue;
+      for (Int i = bounds[b]; i < bounds[b + 1]; ++i) scale[i] /= double(std::max<Int>(1, members));
+    }
+  }
+
+  Lookup lookup() {
+    Lookup q;
+    q.chain = &chain;
+    q.plan = &plan;
+    q.bags = bags;
+    q.bounds = bounds;
+    q.bag = bag.data();
+    q.scale = scale.empty() ? nullptr : scale.data();
+    return q;
+  }
+};
+
+void take_cores(Lookup& q, const std::vector<Address>& cores, std::size_t& at) {
+  for (int k = 0; k < q.chain->order(); ++k) q.cores.push_back(reinterpret_cast<const void*>(cores.at(at++)));
+}
+
+// The tables of one call, from their plans to their gradients.
+class Batch {
+ public:
+  Batch(int type, const std::vector<Asked>& asked, int threads) : type_(Type(type)) {
+    const nb::gil_scoped_release release;
+    entries_.reserve(asked.size());
+    if (asked.size() == 1) {
+      entries_.push_back(std::make_unique<Entry>(type_, asked[0]));
+      return;
+    }
+    plan_all(asked, threads);
+  }
+
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+
+  // Writes every table's rows or bags; with `keep`, left products that backward will want stay here.
+  void forward(const std::vector<Address>& cores, const std::vector<Address>& out, const std::vector<Int>& out_row,
+               const std::vector<Address>& padding, bool keep, int threads) {
+    const nb::gil_scoped_release release;
+    std::vector<Lookup> lookups;
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      Lookup& q = lookups.emplace_back(entries_[i]->lookup());
+      take_cores(q, cores, at);
+      q.out = reinterpret_cast<void*>(out.at(i));
+      q.out_row = out_row.at(i);
+      q.padding_row = reinterpret_cast<const void*>(padding.at(i));
+      q.tape = keep ? &entries_[i]->tape : nullptr;
+    }
+    chosen().forward(type_, lookups, threads);
+  }
+
+  // Writes every core's gradient, in float64 for float64 and in float32 else, and those of the weights where asked.
+  void backward(const std::vector<Address>& cores, const std::vector<Address>& grad, const std::vector<Int>& grad_row,
+                const std::vector<Address>& core_grads, const std::vector<Address>& scale_grads, int threads) {
+    const nb::gil_scoped_release release;
+    std::vector<Lookup> lookups;
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      Lookup& q = lookups.emplace_back(entries_[i]->lookup());
+      const std::size_t first = at;
+      take_cores(q, cores, at);
+      for (std::size_t k = first; k < at; ++k) q.core_grads.push_back(reinterpret_cast<void*>(core_grads.at(k)));
+      q.grad = reinterpret_cast<const void*>(grad.at(i));
+      q.grad_row = grad_row.at(i);
+      q.scale_grad = reinterpret_cast<double*>(scale_grads.at(i));
+      q.tape = &entries_[i]->tape;
+    }
+    chosen().backward(type_, lookups, threads);
+  }
+
+ private:
+  void plan_all(const std::vector<Asked>& asked, int threads) {
+    entries_.resize(asked.size());
+    std::vector<std::exception_ptr> failures(asked.size());
+    (void)threads;
+#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+      try {
+        entries_[i] = std::make_unique<Entry>(type_, asked[i]);
+      } catch (...) {
+        failures[i] = std::current_exception();
+      }
+    }
+    for (std::size_t i = 0; i < asked.size(); ++i) {
+      if (failures[i]) std::rethrow_exception(failures[i]);
+    }
+  }
+
+  Type type_;
+  std::vector<std::unique_ptr<Entry>> entries_;
+};
+
+}  // namespace
+}  // namespace tb
+
+NB_MODULE(_native, m) {
+  using namespace tb;
+  m.doc() = "Kernels of tensorbed, compiled.";
+  bind_facts(m);
+  nb::set_leak_warnings(false);  // chains and plans are cached until the interpreter ends
+  nb::class_<Chain>(m, "Chain")
+      .def("__init__", [](Chain* chain, Int rows, std::vector<Int> row_factors, std::vector<Int> col_factors,
+                          std::vector<Int> ranks) {
+        new (chain) Chain{rows, std::move(row_factors), std::move(col_factors), std::move(ranks)};
+      });
+  nb::class_<Asked>(m, "Asked")
+      .def(nb::init<const Chain*, Address, Int, Int, Int, Address, Int, Address, bool>(), nb::keep_alive<1, 2>());
+  nb::class_<Batch>(m, "Batch")
+      .def(nb::init<int, const std::vector<Asked>&, int>())
+      .def("forward", &Batch::forward)
+      .def("backward", &Batch::backward);
+  m.def("use", &use, nb::arg("isa"), "Take the kernels of another instruction set; returns the one before. For tests.");
 }

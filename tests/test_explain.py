@@ -7,8 +7,8 @@ import torch
 from samples import SAMPLES
 
 import tensorbed as tb
-from tensorbed import functional
-from tensorbed.contraction import executors
+from tensorbed import functional, native
+from tensorbed.contraction import compiled, executors
 from tensorbed.structures import Explanation
 from tensorbed.testing import largest_allocation
 
@@ -71,7 +71,11 @@ def test_counts_are_those_of_sets_of_digits(make, ranks, n):
 def test_the_path_is_the_one_taken(make, _ranks, n, monkeypatch):
     """Watched where the work begins: the executor that explain names is the one that is called."""
     taken = []
+    begin = compiled._Call.__init__
+    monkeypatch.setattr(compiled._Call, "__init__", lambda *args: [taken.append("native"), begin(*args)][-1])
     for name, executor in executors.EXECUTORS.items():
+        if name == "native":
+            continue
         original = executor.prepare
 
         def watched(*args, name=name, original=original):
@@ -99,30 +103,35 @@ def make_bag(make):
 
 def test_every_path_that_auto_weighs_is_told():
     few, many = train().explain(drawn(5)), train().explain(drawn(5000))
-    assert set(few.considered) == {"per_row", "grouped"}
-    assert set(many.considered) == {"per_row", "grouped", "whole_table"}
+    kernels = {"native"} if native.available else set()
+    assert set(few.considered) == {"per_row", "grouped"} | kernels
+    assert set(many.considered) == {"per_row", "grouped", "whole_table"} | kernels
     counts = prefix_counts(drawn(5000))
-    assert many.considered == executors.considered(train().structure.chain, counts, 5000)
-    assert few.why.startswith("least counted cost, grouped has ")
+    assert many.considered == executors.considered(train().structure.chain, counts, 5000, native=True)
+    assert "native" not in executors.considered(train().structure.chain, counts, 5000, native=False)
+    assert few.why.startswith("least counted cost, ")
     assert train(impl="grouped").explain(drawn(5)).considered == few.considered
 
 
 def test_a_way_that_is_added_is_weighed_and_told(monkeypatch):
+    monkeypatch.setattr(native, "available", False)
     monkeypatch.setitem(executors.EXECUTORS, "free", executors.EXECUTORS["tiled"])
     told = executors.considered
     for place in ("tensorbed.contraction.executors", "tensorbed.structures.chain"):
-        monkeypatch.setattr(f"{place}.considered", lambda *args: {**told(*args), "free": 1.0})
+        monkeypatch.setattr(f"{place}.considered", lambda *args, native: {**told(*args, native=False), "free": 1.0})
     layer = train()
     assert layer.explain(drawn(5)).path == "free"
-    assert executors.choose(layer.structure.chain, drawn(5), "auto")[0] is executors.EXECUTORS["free"]
+    chain, cores = layer.structure.as_chain(layer.params())
+    assert executors.choose(chain, cores, drawn(5), "auto")[0] is executors.EXECUTORS["free"]
 
 
 def test_low_rank_dense_and_others():
     index = torch.tensor([3, 3, 9, 0])
     low = tb.LowRankEmbedding(10, 6, 2).explain(index)
     assert (low.indices, low.unique_rows, low.prefixes) == (4, 3, ())
-    assert (low.multiply_adds_plain, low.multiply_adds) == (4 * 2 * 6, 4 * 2 * 6)
-    assert (low.path, low.considered) == ("reference", {})
+    assert low.multiply_adds_plain == 4 * 2 * 6
+    assert low.considered == {}
+    assert (low.path, low.multiply_adds) == (("native", 3 * 2 * 6) if native.available else ("reference", 4 * 2 * 6))
     whole = tb.LowRankEmbedding(10, 6, 2, impl="whole_table").explain(index)
     assert (whole.path, whole.multiply_adds) == ("whole_table", 10 * 2 * 6)
     dense = tb.Embedding(10, 6, tb.Dense()).explain(index)

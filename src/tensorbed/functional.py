@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tensorbed import native
 from tensorbed.checks import require_integer_indices
+from tensorbed.contraction.compiled import Table, compute, takes
 from tensorbed.dispatch import checked_indices, full_precision, is_plain
 from tensorbed.structures import Explanation, Params, Structure
 
@@ -23,6 +25,9 @@ def lookup(structure: Structure, params: Params, index: Tensor, *, impl: str = "
         - output: ``(*, cols)``
     """
     check_impl(structure, impl)
+    table = compiled_table(structure, params, index, impl)
+    if table is not None:
+        return compute([table]).reshape(*index.shape, structure.cols)
     _check_params(structure, params)
     flat = checked_indices(index, structure.rows)
     if torch.compiler.is_exporting():
@@ -30,6 +35,30 @@ def lookup(structure: Structure, params: Params, index: Tensor, *, impl: str = "
     with full_precision(next(iter(params.values()))):
         rows = structure.take(params, flat) if impl == "reference" else structure.lookup(params, flat, impl)
     return rows.reshape(*index.shape, structure.cols)
+
+
+def compiled_table(structure: Structure, params: Params, index: Tensor, impl: str) -> Table | None:
+    """What to ask of the compiled kernels, which check the values of indices themselves; ``None`` where they are none.
+
+    Shape:
+        - index: ``(*)``, int32 or int64
+    """
+    if not native.available or impl not in ("auto", "native") or not isinstance(index, Tensor) or not is_plain(index):
+        return None
+    if index.dtype not in (torch.int64, torch.int32) or index.numel() == 0:
+        return None
+    _check_params(structure, params)
+    found = structure.as_chain(params)
+    if found is None:
+        return None
+    chain, cores = found
+    flat = index.reshape(-1).long()
+    if takes(cores, flat):
+        return Table(chain, cores, flat)
+    if impl == "native":
+        where = ", ".join(sorted({f"{str(core.dtype)[6:]} on {core.device}" for core in cores}))
+        raise ValueError(f'impl="native" computes on the CPU with tensors of one dtype, got {where}; use impl="auto".')
+    return None
 
 
 def explain(structure: Structure, index: Tensor, *, impl: str = "auto") -> Explanation:

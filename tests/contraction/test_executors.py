@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensorbed import native
 from tensorbed.contraction import cost
 from tensorbed.contraction.chain import Chain, full
 from tensorbed.contraction.executors import EXECUTORS, Runs, choose
@@ -108,13 +109,15 @@ def test_digits_that_no_index_has_get_no_gradient():
         assert first[1].count_nonzero() == 6, name
 
 
-def test_the_whole_table_is_chosen_only_where_the_batch_is_larger():
+def test_the_whole_table_is_chosen_only_where_the_batch_is_larger(monkeypatch):
+    monkeypatch.setattr(native, "available", False)
     chain = Chain(6, (2, 3), (2, 2), (1, 2, 1))
+    cores = [torch.randn(chain.core_shape(k)) for k in range(2)]
     every = torch.arange(6)
     for n in (1, 5):
-        assert choose(chain, every[:n], "auto")[0] is not EXECUTORS["whole_table"]
+        assert choose(chain, cores, every[:n], "auto")[0] is not EXECUTORS["whole_table"]
     huge = every.repeat(50_000)
-    assert choose(chain, huge, "auto")[0] is EXECUTORS["whole_table"]
+    assert choose(chain, cores, huge, "auto")[0] is EXECUTORS["whole_table"]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from tensorbed import native
 from tensorbed.contraction import cost
 from tensorbed.contraction.chain import Chain, Cores, every_slice, full, times_every_slice
+from tensorbed.contraction.compiled import Compiled, takes
 from tensorbed.contraction.plan import Level, Plan, Prefixes, find_prefixes, make_plan
 from tensorbed.contraction.products import Grouped, PerRow, Products, Tiled, sum_into, sums_like
 
@@ -212,9 +214,18 @@ EXECUTORS: dict[str, Executor] = {
 }
 
 
-def considered(chain: Chain, counts: Sequence[int], indices: int) -> dict[str, float]:
-    """Counted cost of every executor that ``"auto"`` may take, for a batch of so many unique prefixes and indices."""
+if native.available:
+    EXECUTORS["native"] = Compiled()
+
+
+def considered(chain: Chain, counts: Sequence[int], indices: int, *, native: bool) -> dict[str, float]:
+    """Counted cost of every executor that ``"auto"`` may take, for a batch of so many unique prefixes and indices.
+
+    ``native`` says whether the compiled kernels take the tensors, where there are kernels.
+    """
     costs: dict[str, float] = {"per_row": cost.per_row(chain, counts), "grouped": cost.grouped(chain, counts)}
+    if native and "native" in EXECUTORS:
+        costs["native"] = cost.native(chain, counts)
     if prod(chain.row_factors) <= indices:
         costs["whole_table"] = cost.whole_table(chain)
     return costs
@@ -225,9 +236,12 @@ def cheapest(costs: Mapping[str, float]) -> str:
     return min(costs, key=costs.__getitem__)
 
 
-def choose(chain: Chain, index: Tensor, impl: str) -> tuple[Executor, Prefixes | None]:
+def choose(chain: Chain, cores: Cores, index: Tensor, impl: str) -> tuple[Executor, Prefixes | None]:
     """The executor by name, or for ``"auto"`` the one of least counted cost; with the prefixes if they were found."""
     if impl != "auto":
         return EXECUTORS[impl], None
+    if takes(cores, index):
+        # They make the same products as the others, copy less and call once: there is nothing to count.
+        return EXECUTORS["native"], None
     prefixes = find_prefixes(index, chain.row_factors)
-    return EXECUTORS[cheapest(considered(chain, prefixes.counts, index.shape[0]))], prefixes
+    return EXECUTORS[cheapest(considered(chain, prefixes.counts, index.shape[0], native=False))], prefixes

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from tensorbed.contraction.chain import Chain, Cores, take
+from tensorbed.contraction.compiled import Table, compute, takes
 from tensorbed.contraction.executors import EXECUTORS, choose
 from tensorbed.dispatch import full_precision, is_traced, is_transformed
 
@@ -26,6 +27,8 @@ def chain_rows(chain: Chain, cores: Cores, index: Tensor, impl: str) -> Tensor: 
     # Transforms differentiate, batch and nest as they like: only the plain path follows them.
     if impl == "reference" or index.is_meta or is_transformed():
         return take(chain, cores, index)
+    if impl in ("auto", "native") and not is_traced(index) and takes(cores, index):
+        return compute([Table(chain, cores, index)])
     if is_traced(index):
         traced: Tensor = _rows_op(index, list(cores), chain.packed(), impl)
         return traced
@@ -42,7 +45,7 @@ class _Work:
 
     def __init__(self, chain: Chain, cores: Cores, index: Tensor, impl: str) -> None:
         self.chain = chain
-        self.executor, prefixes = choose(chain, index, impl)
+        self.executor, prefixes = choose(chain, cores, index, impl)
         with full_precision(index):
             self.tape: Any = self.executor.prepare(chain, cores, index, prefixes)
 

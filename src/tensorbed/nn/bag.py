@@ -7,8 +7,9 @@ from typing import Self, Unpack
 import torch
 from torch import Tensor
 
+from tensorbed.contraction.compiled import Table, compute
 from tensorbed.dispatch import checked_indices, clamped_for_export, full_precision, is_plain
-from tensorbed.functional import explain, lookup
+from tensorbed.functional import compiled_table, explain, lookup
 from tensorbed.nn.table import StructuredTable, TableOptions
 from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency, scale_gradient
 from tensorbed.structures import Explanation, Format
@@ -111,7 +112,24 @@ class EmbeddingBag(StructuredTable):
             if not is_plain(bags.index):
                 return self._pool_rows(bags)
             bags = bags.without_rest()
+            table = self._compiled(bags)
+            if table is not None:
+                return compute([table])
             return self._pool_rows(bags) if self._by_itself(bags) else self._pool_unique(bags)
+
+    def _compiled(self, bags: Bags) -> Table | None:
+        """What to ask of the compiled kernels, where they pool such bags."""
+        if self.mode == "max" or self.scale_grad_by_freq:
+            return None
+        table = compiled_table(self.structure, self.params(), bags.index, self.impl)
+        if table is None:
+            return None
+        return table._replace(
+            padding_idx=self.padding_idx,
+            bounds=bags.bounds(),
+            weights=bags.per_sample_weights,
+            mean=self.mode == "mean",
+        )
 
     def _pool_rows(self, bags: Bags) -> Tensor:
         rows = lookup(self.structure, self.params(), bags.index, impl=self.impl)

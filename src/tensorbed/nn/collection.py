@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
 from tensorbed.checks import naming, require_float_dtype, require_int, require_integer_indices, require_positive
+from tensorbed.contraction.compiled import Table, compute
 from tensorbed.dispatch import checked_indices, full_precision, is_plain
 from tensorbed.indexing import check_range
 from tensorbed.nn.bag import EmbeddingBag
@@ -145,8 +146,27 @@ class EmbeddingBagCollection(nn.Module):
             bags: every table's, ``B`` each, their indices in range.
             ids: ``(B, F)``, when that is what was given: the indices of ``bags`` are then its columns.
         """
+        layers = [layer for _, layer in self._items()]
         with full_precision(bags[0].index):
-            return torch.cat([layer._pooled(b) for (_, layer), b in zip(self._items(), bags, strict=True)], 1)
+            tables = [self._compiled(layer, b, ids) for layer, b in zip(layers, bags, strict=True)]
+            together = [table for table in tables if table is not None]
+            if len(together) == len(tables):
+                return compute(together)
+            made = iter(_side_by_side(together))
+            return torch.cat(
+                [
+                    layer._pooled(b) if table is None else next(made)
+                    for layer, b, table in zip(layers, bags, tables, strict=True)
+                ],
+                1,
+            )
+
+    def _compiled(self, layer: EmbeddingBag, bags: Bags, ids: Tensor | None) -> Table | None:
+        if not is_plain(bags.index):
+            return None
+        table = layer._compiled(bags.without_rest())
+        # Bags of one id each are rows.
+        return table if table is None or ids is None else table._replace(bounds=None, mean=False)
 
     def _columns(self, ids: Tensor) -> list[Bags]:
         """Bags of one id each from ``(B, F)``."""
@@ -216,6 +236,11 @@ class EmbeddingBagCollection(nn.Module):
             f"{len(self.names)} tables, embedding_dim={self.embedding_dim}, parameters={numbers:,}, "
             f"ratio={self.compression_ratio:.4g}"
         )
+
+
+def _side_by_side(tables: Sequence[Table]) -> Sequence[Tensor]:
+    """The outputs of these tables, by one call."""
+    return compute(tables).split([table.chain.cols for table in tables], dim=1) if tables else ()
 
 
 def _checked_tables(tables: Mapping[str, EmbeddingBag]) -> Mapping[str, EmbeddingBag]:

@@ -7,8 +7,9 @@ from typing import Self, Unpack
 import torch
 from torch import Tensor
 
+from tensorbed.contraction.compiled import compute
 from tensorbed.dispatch import clamped_for_export
-from tensorbed.functional import explain, lookup
+from tensorbed.functional import compiled_table, explain, lookup
 from tensorbed.nn.table import StructuredTable, TableOptions
 from tensorbed.pooling import scale_by_frequency
 from tensorbed.structures import Explanation, Format
@@ -46,7 +47,13 @@ class Embedding(StructuredTable):
 
     def forward(self, index: Tensor) -> Tensor:  # (*) -> (*, embedding_dim)
         index = clamped_for_export(index, self.num_embeddings)
-        rows = lookup(self.structure, self.params(), index, impl=self.impl)
+        params = self.params()
+        table = compiled_table(self.structure, params, index, self.impl)
+        if table is not None:
+            table = table._replace(padding_idx=self.padding_idx, padding_row=self.padding_row)
+            rows = compute([table]).reshape(*index.shape, self.embedding_dim)
+            return scale_by_frequency(rows, index) if self.scale_grad_by_freq else rows
+        rows = lookup(self.structure, params, index, impl=self.impl)
         if self.scale_grad_by_freq:
             rows = scale_by_frequency(rows, index)
         if self.padding_row is None or self.padding_idx is None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.checks import require_positive
+from tensorbed.contraction.chain import Chain
 from tensorbed.structures.explanation import Explanation
 
 Params = Mapping[str, Tensor]
@@ -75,6 +76,10 @@ class Structure(ABC):
         """Rows by the named way, one of :attr:`impls`."""
         return self.full(p).index_select(0, index) if impl == "whole_table" else self.take(p, index)
 
+    def as_chain(self, p: Params) -> tuple[Chain, list[Tensor]] | None:
+        """The same table as a chain of cores, for the compiled kernels; ``None`` where it is none."""
+        return None
+
     @property
     def impls(self) -> tuple[str, ...]:
         """The ways :meth:`lookup` knows."""
@@ -88,13 +93,15 @@ class Structure(ABC):
     def explain(self, index: Tensor, impl: str) -> Explanation:  # (n,)
         """What :meth:`lookup` would do, counted and not done."""
         n, each = index.shape[0], self.row_multiply_adds
-        path = "whole_table" if impl == "whole_table" else "reference"
-        computed = self.rows if path == "whole_table" else n
+        unique = torch.unique(index).shape[0]
+        compiled = impl in ("auto", "native") and "native" in self.impls and index.is_cpu and n > 0
+        path = "native" if compiled else "whole_table" if impl == "whole_table" else "reference"
+        computed = {"native": unique, "whole_table": self.rows, "reference": n}[path]
         return Explanation(
             kind=self.kind,
             description=self.summary,
             indices=n,
-            unique_rows=torch.unique(index).shape[0],
+            unique_rows=unique,
             prefixes=(),
             multiply_adds_plain=None if each is None else n * each,
             multiply_adds=None if each is None else computed * each,

@@ -39,16 +39,28 @@ class ChainMatrix(Structure):
     col_factors: tuple[int, ...]
     ranks: tuple[int, ...]
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Worked out once: a lookup of one row has no time for it.
+        chain = Chain(self.rows, self.row_factors, self.col_factors, self.ranks)
+        specs = tuple(TensorSpec(f"core_{k}", chain.core_shape(k)) for k in range(chain.order))
+        object.__setattr__(self, "_chain", chain)
+        object.__setattr__(self, "_specs", specs)
+
     @property
     def chain(self) -> Chain:
-        return Chain(self.rows, self.row_factors, self.col_factors, self.ranks)
+        chain: Chain = self._chain  # type: ignore[attr-defined]
+        return chain
 
     def _stored(self, p: Params) -> list[Tensor]:
-        return [p[f"core_{k}"] for k in range(len(self.row_factors))]
+        return [p[spec.name] for spec in self.tensors()]
 
     def tensors(self) -> tuple[TensorSpec, ...]:
-        chain = self.chain
-        return tuple(TensorSpec(f"core_{k}", chain.core_shape(k)) for k in range(chain.order))
+        specs: tuple[TensorSpec, ...] = self._specs  # type: ignore[attr-defined]
+        return specs
+
+    def as_chain(self, p: Params) -> tuple[Chain, list[Tensor]]:
+        return self.chain, self._stored(p)
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         return take(self.chain, self._stored(p), index)
@@ -70,7 +82,7 @@ class ChainMatrix(Structure):
     def explain(self, index: Tensor, impl: str) -> Explanation:  # (n,)
         chain, n = self.chain, index.shape[0]
         counts = find_prefixes(index, self.row_factors).counts
-        costs = considered(chain, counts, n) if n else {}
+        costs = considered(chain, counts, n, native=index.is_cpu) if n else {}
         path = "reference" if n == 0 else cheapest(costs) if impl == "auto" else impl
         made = [n] * chain.order if path == "reference" else EXECUTORS[path].products_made(chain, counts)
         return Explanation(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tensorbed.contraction import compiled
+from tensorbed.contraction.chain import Chain
 from tensorbed.decompose.truncate import truncate
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std
 from tensorbed.structures.formats import Budget, Fit, RankedFormat
@@ -30,6 +32,15 @@ class LowRankMatrix(Structure):
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         return p["u"].index_select(0, index) @ p["v"].T
+
+    def as_chain(self, p: Params) -> tuple[Chain, list[Tensor]]:
+        """Two cores: each row a slice of the first, and one slice of the last that all share."""
+        chain = Chain(self.rows, (self.rows, 1), (1, self.cols), (1, self.rank, 1))
+        return chain, [p["u"].reshape(self.rows, 1, 1, self.rank), p["v"].T.reshape(1, self.rank, self.cols, 1)]
+
+    @property
+    def impls(self) -> tuple[str, ...]:
+        return ("auto", "reference", "whole_table", *compiled.IMPLS)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return p["u"] @ p["v"].T

@@ -1,0 +1,236 @@
+// Table, backward: gradients of the cores, from the last to the first. Included by table.hpp.
+#pragma once
+
+#include "table.hpp"
+
+namespace tb::TB_ISA {
+
+template <class T, class S>
+const S* Table<T, S>::grad_at(int occurrence) const {
+  const int position = plan_.position[occurrence];
+  return static_cast<const S*>(q_.grad) + (has_bags() ? q_.bag[position] : position) * q_.grad_row;
+}
+
+// Repeated rows are summed once, before anything is multiplied.
+template <class T, class S>
+const T* Table<T, S>::row_gradient(int row, T* room) const {
+  const int begin = plan_.first[row], end = plan_.first[row + 1];
+  if constexpr (sizeof(S) == sizeof(T)) {
+    if (end == begin + 1 && !q_.scale) return grad_at(begin);
+  }
+  std::fill_n(room, cols_, T(0));
+  for (int i = begin; i < end; ++i) add_scaled(cols_, scale_at(i), grad_at(i), room);
+  return room;
+}
+
+template <class T, class S>
+void Table<T, S>::scale_gradients(int row, const T* numbers) const {
+  for (int i = plan_.first[row]; i < plan_.first[row + 1]; ++i) {
+    const S* grad = grad_at(i);
+    double sum = 0;
+    for (Int j = 0; j < cols_; ++j) sum += double(read<T>(grad[j])) * double(numbers[j]);
+    q_.scale_grad[plan_.position[i]] = sum;
+  }
+}
+
+// The gradient of the left product that a prefix of level k is: the sum over its children.
+template <class T, class S>
+void Table<T, S>::sum_children(int k, int prefix, T* to, bool add) const {
+  const Int size = chain_.left_size(k);
+  const std::vector<int>& child = level(k).child;
+  for (int c = child[prefix]; c < child[prefix + 1]; ++c) {
+    const T* from = grads_[k + 1].get() + slot_of(k + 1, c) * size;
+    if (add || c > child[prefix]) {
+      for (Int i = 0; i < size; ++i) to[i] += from[i];
+    } else {
+      copy_in(size, from, to);
+    }
+  }
+}
+
+// Through the last core: gradients of its slices and of one left product.
+template <class T, class S>
+void Table<T, S>::children_back(int prefix, const T* left, T* left_grad, T* last_grad, const Scratch& room) const {
+  const Int height = chain_.height(last_level_), depth = chain_.depth(last_level_), width = chain_.width(last_level_);
+  const Int size = chain_.slice_size(last_level_);
+  const std::vector<int>& child = level(last_level_ - 1).child;
+  for (int c = child[prefix]; c < child[prefix + 1]; ++c) {
+    const T* grad = row_gradient(slab_->begin + c, room.row);
+    const Int at = level(last_level_).digit[c] * size;
+    if (q_.scale_grad) {
+      make_row(left, c, room.row + cols_, room.packed);
+      scale_gradients(slab_->begin + c, room.row + cols_);
+    }
+    for (Int a = 0; a < chain_.joint(); ++a) {
+      const Int part = a * height * depth, where = at + a * width * depth;
+      multiply<T>(height, depth, width, {grad, width, 1}, packed_t_.get() + where, depth, left_grad + part, depth,
+                  c > child[prefix], room.packed);
+      multiply<T>(width, depth, height, {grad, 1, width}, left + part, depth, last_grad + where, depth, true,
+                  room.packed);
+    }
+  }
+}
+
+// Through core k: the gradient of one slice from a block of its products, and those of the left products.
+template <class T, class S>
+void Table<T, S>::slice_back(int k, int begin, int end, int thread, const Scratch& room, const T* right,
+                             const T* grad) {
+  const Int height = chain_.height(k), depth = chain_.depth(k), width = chain_.width(k);
+  const int mine = cuts_[k][thread], digit = level(k).digit[level(k).order[begin]];
+  const int group = level(k).group[digit];
+  const bool begun = begin > std::max(group, mine);
+  T* to = core_grad(k) + digit * chain_.slice_size(k);
+  if (group < mine) {  // another thread writes the gradient itself
+    auto& head = heads_[k][thread];
+    if (!head) head = room_for<T>(chain_.slice_size(k));
+    to = head.get();
+  }
+  const Int rows = (end - begin) * height;
+  multiply<T>(depth, width, rows, {room.left, 1, depth}, grad, width, to, width, begun || (add_ && group >= mine),
+              room.packed);
+  multiply_transposed<T>(rows, depth, width, grad, width, right, width, grads_[k].get() + begin * height * depth,
+                         depth, false, room.packed);
+}
+
+template <class T, class S>
+T* Table<T, S>::last_grad(int thread) {
+  auto& mine = last_grads_[thread];
+  if (!mine) {
+    const Int size = chain_.row_factors[last_level_] * chain_.slice_size(last_level_);
+    mine.reset(new T[std::size_t(size)]());
+  }
+  return mine.get();
+}
+
+template <class T, class S>
+void Table<T, S>::start_back(int thread) {
+  const int start = cuts_[final_][thread], stop = cuts_[final_][thread + 1];
+  if (start == stop) return;
+  const Scratch room = scratch(final_);
+  if (final_ == 0) {
+    const Int size = chain_.slice_size(0);
+    for (int prefix = start; prefix < stop; ++prefix) {
+      children_back(prefix, first_slice(prefix, room.left), room.made, last_grad(thread), room);
+      T* to = core_grad(0) + level(0).digit[prefix] * size;
+      for (Int i = 0; i < size; ++i) to[i] = add_ ? to[i] + room.made[i] : room.made[i];
+    }
+    return;
+  }
+  const Int height = chain_.height(final_), depth = chain_.depth(final_), width = chain_.width(final_);
+  const Int size = height * width;
+  for_blocks(final_, thread, [&](int begin, int end, int digit) {
+    gather(final_, begin, end, room.left);
+    const T* right = slice(final_, digit, room.slice);
+    const T* made = kept_ && fused_ ? left_[final_] : nullptr;
+    if (made) {
+      made += begin * size;
+    } else if (fused_ || q_.scale_grad) {
+      multiply<T>((end - begin) * height, width, depth, {room.left, depth, 1}, right, width, room.made, width, false,
+                  room.packed);
+      made = room.made;
+    }
+    for (int slot = begin; slot < end; ++slot) {
+      const int prefix = level(final_).order[slot], row = slab_->begin + prefix;
+      T* grad = room.grad + (slot - begin) * size;
+      if (fused_) {
+        children_back(prefix, made + (slot - begin) * size, grad, last_grad(thread), room);
+      } else {
+        const T* found = row_gradient(row, grad);
+        if (found != grad) copy_in(size, found, grad);
+        if (q_.scale_grad) scale_gradients(row, made + (slot - begin) * size);
+      }
+    }
+    slice_back(final_, begin, end, thread, room, right, room.grad);
+  });
+}
+
+template <class T, class S>
+void Table<T, S>::go_back(int k, int thread) {
+  if (k >= final_) return;
+  const Scratch room = scratch(k);
+  for_blocks(k, thread, [&](int begin, int end, int digit) {
+    gather(k, begin, end, room.left);
+    const T* right = slice(k, digit, room.slice);
+    for (int slot = begin; slot < end; ++slot) {
+      sum_children(k, level(k).order[slot], room.grad + (slot - begin) * chain_.left_size(k), false);
+    }
+    slice_back(k, begin, end, thread, room, right, room.grad);
+  });
+}
+
+template <class T, class S>
+void Table<T, S>::no_gradient() {
+  for (int k = 0; k < chain_.order(); ++k) {
+    std::fill_n(core_grad(k), chain_.row_factors[k] * chain_.slice_size(k), T(0));
+  }
+}
+
+template <class T, class S>
+void Table<T, S>::settle(int thread) {
+  settle_first(thread);
+  for (int k = 1; k <= final_; ++k) settle_middle(k, thread);
+  if (fused_) settle_last(thread);
+}
+
+// The first core's slices are left products themselves: no two prefixes share one.
+template <class T, class S>
+void Table<T, S>::settle_first(int thread) {
+  const Int size = chain_.slice_size(0), digits = chain_.row_factors[0];
+  const std::vector<int>& digit = level(0).digit;
+  const Int begin = share_of(digits, thread), end = share_of(digits, thread + 1);
+  int prefix = int(std::lower_bound(digit.begin(), digit.end(), int(begin)) - digit.begin());
+  for (Int d = begin; d < end; ++d) {
+    T* to = core_grad(0) + d * size;
+    if (prefix < level(0).count && digit[prefix] == d) {
+      if (final_ > 0) sum_children(0, prefix, to, add_);
+      ++prefix;
+    } else if (!add_) {
+      std::fill_n(to, size, T(0));
+    }
+  }
+}
+
+template <class T, class S>
+void Table<T, S>::settle_middle(int k, int thread) {
+  const Int size = chain_.slice_size(k), digits = chain_.row_factors[k];
+  const std::vector<int>& group = level(k).group;
+  if (!add_) {
+    for (Int d = share_of(digits, thread); d < share_of(digits, thread + 1); ++d) {
+      if (group[d] == group[d + 1]) std::fill_n(core_grad(k) + d * size, size, T(0));
+    }
+  }
+  const Int begin = share_of(size, thread), end = share_of(size, thread + 1);
+  for (int t = 0; t < threads_; ++t) {
+    const T* head = heads_[k][t].get();
+    if (!head) continue;
+    T* to = core_grad(k) + level(k).digit[level(k).order[cuts_[k][t]]] * size;
+    for (Int i = begin; i < end; ++i) to[i] += head[i];
+  }
+}
+
+template <class T, class S>
+void Table<T, S>::settle_last(int thread) {
+  const Int depth = chain_.depth(last_level_), width = chain_.width(last_level_), joint = chain_.joint();
+  const Int size = chain_.slice_size(last_level_), digits = chain_.row_factors[last_level_];
+  T* sum = arena<T>().take(size);
+  for (Int d = share_of(digits, thread); d < share_of(digits, thread + 1); ++d) {
+    std::fill_n(sum, size, T(0));
+    for (const auto& one : last_grads_) {
+      if (!one) continue;
+      const T* from = one.get() + d * size;
+      for (Int i = 0; i < size; ++i) sum[i] += from[i];
+    }
+    T* to = core_grad(last_level_) + d * size;
+    for (Int k = 0; k < depth; ++k) {
+      for (Int j = 0; j < width; ++j) {
+        for (Int a = 0; a < joint; ++a) {
+          const Int i = (k * width + j) * joint + a;
+          const T x = sum[(a * width + j) * depth + k];
+          to[i] = add_ ? to[i] + x : x;
+        }
+      }
+    }
+  }
+}
+
+}  // namespace tb::TB_ISA

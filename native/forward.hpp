@@ -1,0 +1,141 @@
+// Table, forward: left products level by level, rows, bags. Included by table.hpp.
+#pragma once
+
+#include "table.hpp"
+
+namespace tb::TB_ISA {
+
+template <class T, class S>
+void Table<T, S>::extend(int k, int thread) {
+  if (k >= final_) return;
+  const Scratch room = scratch(k);
+  const Int height = chain_.height(k), depth = chain_.depth(k), width = chain_.width(k);
+  for_blocks(k, thread, [&](int begin, int end, int digit) {
+    gather(k, begin, end, room.left);
+    const T* right = slice(k, digit, room.slice);
+    T* to = left_[k] + begin * chain_.left_size(k);
+    multiply<T>((end - begin) * height, width, depth, {room.left, depth, 1}, right, width, to, width, false,
+                room.packed);
+  });
+}
+
+template <class T, class S>
+void Table<T, S>::finish(int thread) {
+  const Scratch room = scratch(final_);
+  if (final_ == 0) {
+    for (int prefix = cuts_[0][thread]; prefix < cuts_[0][thread + 1]; ++prefix) {
+      make_children(prefix, first_slice(prefix, room.left), room);
+    }
+    return;
+  }
+  const Int height = chain_.height(final_), depth = chain_.depth(final_), width = chain_.width(final_);
+  for_blocks(final_, thread, [&](int begin, int end, int digit) {
+    gather(final_, begin, end, room.left);
+    const T* right = slice(final_, digit, room.slice);
+    const Int size = height * width;
+    T* made = fused_ && left_[final_] ? left_[final_] + begin * size : room.made;
+    multiply<T>((end - begin) * height, width, depth, {room.left, depth, 1}, right, width, made, width, false,
+                room.packed);
+    for (int slot = begin; slot < end; ++slot, made += size) {
+      const int prefix = level(final_).order[slot];
+      if (fused_) {
+        make_children(prefix, made, room);
+      } else {
+        hand_on(slab_->begin + prefix, made);
+      }
+    }
+  });
+}
+
+template <class T, class S>
+void Table<T, S>::make_children(int prefix, const T* left, const Scratch& room) const {
+  const std::vector<int>& child = level(last_level_ - 1).child;
+  for (int c = child[prefix]; c < child[prefix + 1]; ++c) {
+    T* to = place(slab_->begin + c, room.row);
+    make_row(left, c, to, room.packed);
+    hand_on(slab_->begin + c, to);
+  }
+}
+
+// A row from its left product: one product, or for a ring one for each value of the joint.
+template <class T, class S>
+void Table<T, S>::make_row(const T* left, int child, T* to, T* packed) const {
+  const Int height = chain_.height(last_level_), depth = chain_.depth(last_level_), width = chain_.width(last_level_);
+  const T* right = last_ + level(last_level_).digit[child] * chain_.slice_size(last_level_);
+  for (Int a = 0; a < chain_.joint(); ++a) {
+    multiply<T>(height, width, depth, {left + a * height * depth, depth, 1}, right + a * depth * width, width, to,
+                width, a > 0, packed);
+  }
+}
+
+// Where a row is computed: in its first place in the output, where that can be.
+template <class T, class S>
+T* Table<T, S>::place(int row, T* room) const {
+  if (has_bags()) return rows_.get() + (row - slab_->begin) * cols_;
+  if constexpr (sizeof(S) == sizeof(T)) {
+    return static_cast<S*>(q_.out) + plan_.position[plan_.first[row]] * q_.out_row;
+  } else {
+    return room;
+  }
+}
+
+template <class T, class S>
+void Table<T, S>::hand_on(int row, const T* numbers) const {
+  if (has_bags()) {
+    T* to = rows_.get() + (row - slab_->begin) * cols_;
+    if (to != numbers) copy_in(cols_, numbers, to);
+    return;
+  }
+  for (int i = plan_.first[row]; i < plan_.first[row + 1]; ++i) {
+    S* to = static_cast<S*>(q_.out) + plan_.position[i] * q_.out_row;
+    if (static_cast<const void*>(to) != numbers) copy_out(cols_, numbers, to);
+  }
+}
+
+// Each bag adds its rows in the order of its indices, slab after slab: the same whatever the threads.
+template <class T, class S>
+void Table<T, S>::pool(int thread) {
+  if (!has_bags()) return;
+  T* sum = arena<T>().take(cols_);
+  for (Int bag = share_of(q_.bags, thread); bag < share_of(q_.bags, thread + 1); ++bag) {
+    S* out = static_cast<S*>(q_.out) + bag * q_.out_row;
+    T* before = pooled_ ? pooled_.get() + bag * cols_ : nullptr;
+    if (!add_) {
+      std::fill_n(sum, cols_, T(0));
+    } else if (before) {
+      copy_in(cols_, before, sum);
+    } else {
+      copy_in(cols_, out, sum);
+    }
+    for (Int i = q_.bounds[bag]; i < q_.bounds[bag + 1]; ++i) {
+      const int row = plan_.inverse[i];
+      if (row < slab_->begin || row >= slab_->end) continue;
+      add_scaled(cols_, q_.scale ? T(q_.scale[i]) : T(1), rows_.get() + (row - slab_->begin) * cols_, sum);
+    }
+    if (before) copy_in(cols_, sum, before);
+    copy_out(cols_, sum, out);
+  }
+}
+
+template <class T, class S>
+void Table<T, S>::fill(int thread) {
+  S* out = static_cast<S*>(q_.out);
+  if (has_bags()) {
+    if (slabs() > 0) return;
+    for (Int bag = share_of(q_.bags, thread); bag < share_of(q_.bags, thread + 1); ++bag) {
+      std::fill_n(out + bag * q_.out_row, cols_, S{});
+    }
+    return;
+  }
+  const Int count = Int(plan_.skipped.size());
+  for (Int i = share_of(count, thread); i < share_of(count, thread + 1); ++i) {
+    S* to = out + plan_.skipped[i] * q_.out_row;
+    if (q_.padding_row) {
+      std::memcpy(to, q_.padding_row, cols_ * sizeof(S));
+    } else {
+      std::fill_n(to, cols_, S{});
+    }
+  }
+}
+
+}  // namespace tb::TB_ISA

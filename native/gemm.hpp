@@ -1,0 +1,135 @@
+// Small matrix products in registers: C (+)= A B, A by any strides, B and C by rows.
+//
+// Each number of C is one sum over ascending depth in blocks of `depth_block`, whatever the block of registers it falls
+// into: results do not depend on how work is cut.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "simd.hpp"
+
+namespace tb::TB_ISA {
+
+template <class T>
+struct Strided {  // a matrix that is only read, number (i, k) at at[i * row + k * col]
+  const T* at;
+  std::int64_t row, col;
+};
+
+// MR x (NV * W) numbers of C in registers.
+template <class T, int W, int MR, int NV>
+TB_INLINE void block(std::int64_t depth, Strided<T> a, const T* b, std::int64_t b_row, T* c, std::int64_t c_row,
+                     bool add) {
+  using V = Vector<T, W>;
+  V sums[MR][NV] = {};
+  // A pointer for every three rows: their addresses are then within what one instruction can form.
+  const T* rows[(MR + 2) / 3];
+  TB_UNROLL for (int g = 0; g < (MR + 2) / 3; ++g) rows[g] = a.at + 3 * g * a.row;
+  for (std::int64_t k = 0; k < depth; ++k) {
+    V right[NV];
+    TB_UNROLL for (int j = 0; j < NV; ++j) right[j] = load<V>(b + j * W);
+    TB_UNROLL for (int i = 0; i < MR; ++i) {
+      const T left = rows[i / 3][(i % 3) * a.row];
+      TB_UNROLL for (int j = 0; j < NV; ++j) sums[i][j] += left * right[j];
+    }
+    TB_UNROLL for (int g = 0; g < (MR + 2) / 3; ++g) rows[g] += a.col;
+    b += b_row;
+  }
+  TB_UNROLL for (int i = 0; i < MR; ++i) {
+    TB_UNROLL for (int j = 0; j < NV; ++j) {
+      T* to = c + i * c_row + j * W;
+      store(to, add ? load<V>(to) + sums[i][j] : sums[i][j]);
+    }
+  }
+}
+
+// All rows of C for a panel of NV * W columns.
+template <class T, int W, int NV, int MR>
+void panel(std::int64_t m, std::int64_t depth, Strided<T> a, const T* b, std::int64_t b_row, T* c, std::int64_t c_row,
+           bool add) {
+  for (; m >= MR; m -= MR) {
+    block<T, W, MR, NV>(depth, a, b, b_row, c, c_row, add);
+    a.at += MR * a.row;
+    c += MR * c_row;
+  }
+  if constexpr (MR > 1) {
+    constexpr int fewer = MR > 8 ? 8 : MR > 4 ? 4 : MR / 2;
+    if (m > 0) panel<T, W, NV, fewer>(m, depth, a, b, b_row, c, c_row, add);
+  }
+}
+
+inline constexpr std::int64_t depth_block = 256;
+inline constexpr std::int64_t cached_bytes = 16 * 1024;  // of B, beyond which its panels are copied together
+
+// Widths from the widest down to one number: no column is left over.
+template <class T, int W>
+void narrow(std::int64_t m, std::int64_t n, std::int64_t depth, Strided<T> a, const T* b, std::int64_t b_row, T* c,
+            std::int64_t c_row, bool add) {
+  for (; n >= W; n -= W) {
+    panel<T, W, 1, 12>(m, depth, a, b, b_row, c, c_row, add);
+    b += W;
+    c += W;
+  }
+  if constexpr (W > 1) {
+    if (n > 0) narrow<T, W / 2>(m, n, depth, a, b, b_row, c, c_row, add);
+  }
+}
+
+// C (m x n) (+)= A (m x depth) B (depth x n); `packed` holds depth_block * 2 * widest numbers.
+template <class T>
+void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Strided<T> a, const T* b, std::int64_t b_row, T* c,
+              std::int64_t c_row, bool add, T* packed) {
+  constexpr int W = widest<T>;
+  constexpr std::int64_t wide = 2 * W;
+  const bool pack = m >= 4 * tall_rows && depth * n * std::int64_t(sizeof(T)) > cached_bytes;
+  if (depth == 0 && !add) {
+    for (std::int64_t i = 0; i < m; ++i) std::fill_n(c + i * c_row, n, T(0));
+  }
+  for (std::int64_t at = 0; at < depth; at += depth_block) {
+    const std::int64_t part = std::min(depth_block, depth - at);
+    const Strided<T> left{a.at + at * a.col, a.row, a.col};
+    const T* right = b + at * b_row;
+    std::int64_t j = 0;
+    for (; j + wide <= n; j += wide) {
+      if (pack) {
+        for (std::int64_t k = 0; k < part; ++k) std::memcpy(packed + k * wide, right + k * b_row + j, wide * sizeof(T));
+        panel<T, W, 2, tall_rows>(m, part, left, packed, wide, c + j, c_row, add);
+      } else {
+        panel<T, W, 2, tall_rows>(m, part, left, right + j, b_row, c + j, c_row, add);
+      }
+    }
+    if (j < n) narrow<T, W>(m, n - j, part, left, right + j, b_row, c + j, c_row, add);
+    add = true;
+  }
+}
+
+// C (m x n) (+)= A (m x depth) B^T, B (n x depth) by rows: panels of B are copied transposed.
+template <class T>
+void multiply_transposed(std::int64_t m, std::int64_t n, std::int64_t depth, const T* a, std::int64_t a_row, const T* b,
+                         std::int64_t b_row, T* c, std::int64_t c_row, bool add, T* packed) {
+  constexpr int W = widest<T>;
+  constexpr std::int64_t wide = 2 * W;
+  for (std::int64_t at = 0; at < depth; at += depth_block) {
+    const std::int64_t part = std::min(depth_block, depth - at);
+    const Strided<T> left{a + at, a_row, 1};
+    for (std::int64_t j = 0; j < n; j += wide) {
+      const std::int64_t width = std::min(wide, n - j);
+      for (std::int64_t i = 0; i < width; ++i) {
+        const T* from = b + (j + i) * b_row + at;
+        for (std::int64_t k = 0; k < part; ++k) packed[k * width + i] = from[k];
+      }
+      if (width == wide) {
+        panel<T, W, 2, tall_rows>(m, part, left, packed, width, c + j, c_row, add);
+      } else {
+        narrow<T, W>(m, width, part, left, packed, width, c + j, c_row, add);
+      }
+    }
+    add = true;
+  }
+}
+
+template <class T>
+inline constexpr std::int64_t packed_size = depth_block * 2 * widest<T>;
+
+}  // namespace tb::TB_ISA

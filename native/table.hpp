@@ -1,0 +1,316 @@
+// Rows of one table and their gradients, for one thread's share of each step.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+#include <memory>
+#include <vector>
+
+#include "gemm.hpp"
+#include "kernels.hpp"
+
+namespace tb::TB_ISA {
+
+inline constexpr Int block_bytes = 256 * 1024;  // left products made at once: they stay in the second-level cache
+inline constexpr Int copy_cost = 8;             // what handing on a number costs, in multiply-adds
+
+// Memory of a thread that stays between calls.
+template <class T>
+class Arena {
+ public:
+  T* take(Int count) {
+    if (count > size_) {
+      numbers_.reset(new T[std::size_t(count)]);
+      size_ = count;
+    }
+    return numbers_.get();
+  }
+  void trim() {
+    if (size_ * Int(sizeof(T)) > 8 << 20) numbers_.reset(), size_ = 0;
+  }
+
+ private:
+  std::unique_ptr<T[]> numbers_;
+  Int size_ = 0;
+};
+
+template <class T>
+Arena<T>& arena() {
+  static thread_local Arena<T> mine;
+  return mine;
+}
+
+// A table's part in a call, one slab of its rows after the other. Steps are called by every thread, with a barrier
+// between them; `thread` says whose share is meant.
+template <class T, class S>
+class Table {
+ public:
+  Table(Lookup& lookup, int threads)
+      : q_(lookup), chain_(*lookup.chain), plan_(*lookup.plan), threads_(threads), last_level_(chain_.last()),
+        fused_(by_parent(chain_, sizeof(T))), final_(fused_ ? last_level_ - 1 : last_level_), cols_(chain_.cols()),
+        lefts_(chain_.order()), left_(chain_.order()), grads_(chain_.order()), heads_(chain_.order()),
+        cuts_(chain_.order(), std::vector<int>(threads + 1)) {}
+
+  int threads() const { return threads_; }
+  int slabs() const { return int(plan_.slabs.size()); }
+  int final_level() const { return final_; }  // the levels from 1 to here, exclusive, are computed by themselves
+  bool has_bags() const { return q_.bags >= 0; }
+  bool has_lefts() const { return kept_; }
+  bool fills() const { return has_bags() ? slabs() == 0 : !plan_.skipped.empty(); }
+
+  void open(int slab, bool backward);
+  double cost() const;                       // of the final level, in multiply-adds
+  void share(double before, double step);    // cut the final level where the threads' shares of the whole call meet
+
+  void extend(int k, int thread);   // forward: left products of level k
+  void finish(int thread);          // forward: the final level, rows handed on
+  void pool(int thread);            // forward: the slab's rows into their bags
+  void fill(int thread);            // forward: what no row is handed to
+
+  void start_back(int thread);      // backward: the final level
+  void go_back(int k, int thread);  // backward: level k
+  void settle(int thread);          // backward: what the threads have found, put together
+  void no_gradient();               // backward: of an empty batch
+
+ private:
+  const Level& level(int k) const { return slab_->levels[k]; }
+  int prefix_at(int k, int slot) const { return k == 0 ? slot : level(k).order[slot]; }
+  int slot_of(int k, int prefix) const { return k == 0 ? prefix : level(k).slot[prefix]; }
+  const S* core(int k) const { return static_cast<const S*>(q_.cores[k]); }
+  T* core_grad(int k) const { return static_cast<T*>(q_.core_grads[k]); }
+  bool keeps() const;
+  int block_height(int k) const;
+
+  struct Scratch {
+    T *left, *slice, *made, *grad, *row, *packed;
+  };
+  Scratch scratch(int k) const;
+
+  void pack_last();
+  const T* slice(int k, int digit, T* room) const;
+  const T* first_slice(int prefix, T* room) const;
+  void gather(int k, int begin, int end, T* to) const;
+  template <class Visit>
+  void for_blocks(int k, int thread, Visit visit) const;
+
+  T* place(int row, T* room) const;
+  void hand_on(int row, const T* numbers) const;
+  void make_row(const T* left, int child, T* to, T* packed) const;
+  void make_children(int prefix, const T* left, const Scratch& room) const;
+
+  const S* grad_at(int occurrence) const;
+  T scale_at(int occurrence) const { return q_.scale ? T(q_.scale[plan_.position[occurrence]]) : T(1); }
+  const T* row_gradient(int row, T* room) const;
+  void scale_gradients(int row, const T* numbers) const;
+  void sum_children(int k, int prefix, T* to, bool add) const;
+  void children_back(int prefix, const T* left, T* left_grad, T* last_grad, const Scratch& room) const;
+  void slice_back(int k, int begin, int end, int thread, const Scratch& room, const T* right, const T* grad);
+  T* last_grad(int thread);
+  void settle_first(int thread);
+  void settle_middle(int k, int thread);
+  void settle_last(int thread);
+
+  Int share_of(Int count, int thread) const { return count * thread / threads_; }
+
+  Lookup& q_;
+  const Chain& chain_;
+  const Plan& plan_;
+  const Slab* slab_ = nullptr;
+  int threads_, last_level_;
+  bool fused_;  // the last core is applied where its left products were made
+  int final_;
+  Int cols_;
+  bool add_ = false;   // gradients are added to those of the slabs before
+  bool kept_ = false;  // left products are those of the tape
+  std::vector<std::unique_ptr<T[]>> lefts_;  // by level, in slots
+  std::vector<T*> left_;                     // the same, or the tape's
+  std::vector<std::unique_ptr<T[]>> grads_;  // by level, in slots: of the left products that the level extends
+  std::vector<std::vector<std::unique_ptr<T[]>>> heads_;  // by level and thread: of a slice that another thread began
+  std::vector<std::unique_ptr<T[]>> last_grads_;          // by thread: of the last core, as (joint, width, depth)
+  std::vector<std::vector<int>> cuts_;                    // by level: where the threads' shares of the slots begin
+  std::unique_ptr<T[]> rows_, pooled_, packed_, packed_t_;
+  const T* last_ = nullptr;  // slices of the last core as (joint, depth, width); packed_t_: as (joint, width, depth)
+};
+
+template <class T>
+std::unique_ptr<T[]> room_for(Int count) {
+  return std::unique_ptr<T[]>(new T[std::size_t(count)]);
+}
+
+template <class T, class S>
+bool Table<T, S>::keeps() const {
+  // Twice the rows, the cores and a little is what a training step holds anyway.
+  Int numbers = 2 * plan_.indices * cols_;
+  for (int k = 0; k < chain_.order(); ++k) numbers += chain_.row_factors[k] * chain_.slice_size(k);
+  return kept_bytes(chain_, plan_.slabs[0], sizeof(T)) <= numbers * Int(sizeof(T)) + (4 << 20);
+}
+
+template <class T, class S>
+void Table<T, S>::open(int slab, bool backward) {
+  slab_ = &plan_.slabs[slab];
+  add_ = slab > 0;
+  const bool tape = q_.tape && slabs() == 1;
+  kept_ = backward && tape && !q_.tape->lefts.empty();
+  if (tape && !backward) q_.tape->lefts.resize(chain_.order());
+  for (int k = 1; k < last_level_; ++k) {
+    if (kept_) {
+      left_[k] = reinterpret_cast<T*>(q_.tape->lefts[k].get());
+    } else if (k < final_ || (fused_ && tape && !backward && keeps())) {
+      const Int size = level(k).count * chain_.left_size(k);
+      if (tape && !backward) {
+        q_.tape->lefts[k].reset(new std::byte[std::size_t(size) * sizeof(T)]);
+        left_[k] = reinterpret_cast<T*>(q_.tape->lefts[k].get());
+      } else {
+        lefts_[k] = room_for<T>(size);
+        left_[k] = lefts_[k].get();
+      }
+    } else {
+      left_[k] = nullptr;
+    }
+  }
+  for (int k = 1; k < final_; ++k) {
+    for (int t = 0; t <= threads_; ++t) cuts_[k][t] = int(share_of(level(k).count, t));
+  }
+  if (has_bags() && !backward) {
+    rows_ = room_for<T>((slab_->end - slab_->begin) * cols_);
+    if (slabs() > 1 && sizeof(S) != sizeof(T) && slab == 0) pooled_ = room_for<T>(q_.bags * cols_);
+  }
+  pack_last();
+  if (backward) {
+    for (int k = 1; k <= final_; ++k) {
+      grads_[k] = room_for<T>(level(k).count * chain_.left_size(k - 1));
+      heads_[k].clear();
+      heads_[k].resize(threads_);
+    }
+    last_grads_.clear();
+    last_grads_.resize(threads_);
+  }
+}
+
+template <class T, class S>
+double Table<T, S>::cost() const {
+  const Level& final = level(final_);
+  double total = double(plan_.first[slab_->end] - plan_.first[slab_->begin]) * cols_ * copy_cost;
+  if (final_ > 0) total += double(final.count) * chain_.height(final_) * chain_.depth(final_) * chain_.width(final_);
+  if (fused_) total += double(slab_->end - slab_->begin) * cols_ * chain_.depth(last_level_) * chain_.joint();
+  return total;
+}
+
+template <class T, class S>
+void Table<T, S>::share(double before, double step) {
+  const Level& final = level(final_);
+  std::vector<int>& cut = cuts_[final_];
+  const double each = final_ > 0 ? double(chain_.height(final_)) * chain_.depth(final_) * chain_.width(final_) : 0;
+  const double row = fused_ ? double(cols_) * chain_.depth(last_level_) * chain_.joint() : 0;
+  double reached = before;
+  int t = 0;
+  for (int slot = 0; slot < final.count; ++slot) {
+    while (t <= threads_ && reached >= t * step) cut[t++] = slot;
+    const int prefix = prefix_at(final_, slot);
+    const int begin = slab_->begin + (fused_ ? final.child[prefix] : prefix);
+    const int end = slab_->begin + (fused_ ? final.child[prefix + 1] : prefix + 1);
+    reached += each + row * (end - begin) + double(plan_.first[end] - plan_.first[begin]) * cols_ * copy_cost;
+  }
+  while (t <= threads_) cut[t++] = final.count;
+  cut[threads_] = final.count;
+}
+
+template <class T, class S>
+int Table<T, S>::block_height(int k) const {
+  const Int each = chain_.height(k) * std::max(chain_.depth(k), chain_.width(k)) * Int(sizeof(T));
+  return int(std::max<Int>(1, block_bytes / each));
+}
+
+template <class T, class S>
+typename Table<T, S>::Scratch Table<T, S>::scratch(int k) const {
+  const Int rows = k > 0 ? block_height(k) * chain_.height(k) : 0;
+  const Int left = k > 0 ? rows * chain_.depth(k) : chain_.slice_size(0);
+  const Int slice = sizeof(S) == sizeof(T) || k == 0 ? 0 : chain_.slice_size(k);
+  const Int made = k > 0 ? rows * chain_.width(k) : chain_.slice_size(0);
+  T* at = arena<T>().take(left + slice + 2 * made + 2 * cols_ + packed_size<T>);
+  Scratch room;
+  room.left = at;
+  room.slice = room.left + left;
+  room.made = room.slice + slice;
+  room.grad = room.made + made;
+  room.row = room.grad + made;
+  room.packed = room.row + 2 * cols_;
+  return room;
+}
+
+// The last core's slices as numbers to compute with, only where a row of the slab uses them.
+template <class T, class S>
+void Table<T, S>::pack_last() {
+  if (!fused_) return;
+  const Int depth = chain_.depth(last_level_), width = chain_.width(last_level_), joint = chain_.joint();
+  const Int size = chain_.slice_size(last_level_), digits = chain_.row_factors[last_level_];
+  const bool as_stored = joint == 1 && sizeof(S) == sizeof(T);
+  const bool transposed = !q_.core_grads.empty();
+  if (!as_stored) packed_ = room_for<T>(digits * size);
+  if (transposed) packed_t_ = room_for<T>(digits * size);
+  last_ = as_stored ? reinterpret_cast<const T*>(core(last_level_)) : packed_.get();
+  if (as_stored && !transposed) return;
+  std::vector<char> done(digits);
+  for (int digit : level(last_level_).digit) {
+    if (std::exchange(done[digit], 1)) continue;
+    const S* from = core(last_level_) + digit * size;
+    for (Int k = 0; k < depth; ++k) {
+      for (Int j = 0; j < width; ++j) {
+        for (Int a = 0; a < joint; ++a) {
+          const T x = read<T>(from[(k * width + j) * joint + a]);
+          if (!as_stored) packed_[digit * size + (a * depth + k) * width + j] = x;
+          if (transposed) packed_t_[digit * size + (a * width + j) * depth + k] = x;
+        }
+      }
+    }
+  }
+}
+
+template <class T, class S>
+const T* Table<T, S>::slice(int k, int digit, T* room) const {
+  const S* from = core(k) + digit * chain_.slice_size(k);
+  if constexpr (sizeof(S) == sizeof(T)) {
+    return from;
+  } else {
+    copy_in(chain_.slice_size(k), from, room);
+    return room;
+  }
+}
+
+template <class T, class S>
+const T* Table<T, S>::first_slice(int prefix, T* room) const {
+  return slice(0, level(0).digit[prefix], room);
+}
+
+// The left products that a block of level k extends, one below the other.
+template <class T, class S>
+void Table<T, S>::gather(int k, int begin, int end, T* to) const {
+  const Int size = chain_.left_size(k - 1);
+  for (int slot = begin; slot < end; ++slot, to += size) {
+    const int parent = level(k).parent[level(k).order[slot]];
+    if (k == 1) {
+      copy_in(size, core(0) + level(0).digit[parent] * size, to);
+    } else {
+      copy_in(size, left_[k - 1] + slot_of(k - 1, parent) * size, to);
+    }
+  }
+}
+
+// Runs of a thread's slots that share a slice, no longer than a block.
+template <class T, class S>
+template <class Visit>
+void Table<T, S>::for_blocks(int k, int thread, Visit visit) const {
+  const int stop = cuts_[k][thread + 1], height = block_height(k);
+  for (int begin = cuts_[k][thread]; begin < stop;) {
+    const int digit = level(k).digit[level(k).order[begin]];
+    const int end = std::min({stop, level(k).group[digit + 1], begin + height});
+    visit(begin, end, digit);
+    begin = end;
+  }
+}
+
+}  // namespace tb::TB_ISA
+
+#include "forward.hpp"
+#include "backward.hpp"

@@ -1,0 +1,228 @@
+"""Rows and bags of chains by the compiled kernels: tensors in, addresses on, autograd around them.
+
+The kernels are handed addresses and sizes. What they rely on is settled here: device, dtype, contiguity and shapes.
+The values of indices and offsets they check themselves, before anything is read through them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from tensorbed import native
+from tensorbed.contraction.chain import Chain, Cores
+from tensorbed.contraction.plan import Prefixes
+
+if TYPE_CHECKING:
+    from tensorbed import _native
+
+_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+_MOST = 2**31 - 1  # indices of a batch, digits of a factor
+
+IMPLS = ("native",) if native.available else ()
+
+
+class Table(NamedTuple):
+    """One table of a call, and what is asked of it.
+
+    Shape:
+        - ids: ``(n,)`` int64, any stride
+        - padding_row: ``(cols,)``, shown where an id is ``padding_idx``, ``None`` for zeros; bags leave it out
+        - bounds: ``(bags + 1,)`` int64, where each bag begins and the last one ends; ``None`` for a row an id
+        - weights: ``(n,)`` or ``None``
+    """
+
+    chain: Chain
+    cores: Cores
+    ids: Tensor
+    padding_idx: int | None = None
+    padding_row: Tensor | None = None
+    bounds: Tensor | None = None
+    weights: Tensor | None = None
+    mean: bool = False
+
+
+def takes(cores: Cores, index: Tensor) -> bool:
+    """Whether the kernels compute with these: on the CPU, and all of one dtype that they know."""
+    dtype = cores[0].dtype
+    return (
+        native.available
+        and 0 < index.numel() <= _MOST
+        and (dtype in _TYPES or dtype == torch.float16)
+        and index.is_cpu
+        and index.dtype == torch.int64
+        and all(core.is_cpu and core.dtype == dtype for core in cores)
+    )
+
+
+def compute(tables: Sequence[Table]) -> Tensor:  # -> (n or bags, sum of cols)
+    """What is asked of each table, side by side, in one call; differentiable in the cores and the weights.
+
+    Every table has the same dtype and as many rows or bags to give. ``IndexError`` and ``ValueError`` come before
+    anything is computed.
+    """
+    if tables[0].cores[0].dtype == torch.float16:
+        return compute([_in_single(table) for table in tables]).half()
+    tensors = [core for table in tables for core in table.cores]
+    tensors += [table.weights for table in tables if table.weights is not None]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        out: Tensor = _Compute.apply(tables, *tensors)  # type: ignore[no-untyped-call]
+        return out
+    return _Call(tables).forward(tensors, keep=False)
+
+
+def _in_single(table: Table) -> Table:
+    """Half precision is computed in single."""
+    return table._replace(
+        cores=[core.float() for core in table.cores],
+        padding_row=None if table.padding_row is None else table.padding_row.float(),
+        weights=None if table.weights is None else table.weights.float(),
+    )
+
+
+class _Call:
+    """The planned tables of one call. ``tensors`` are the cores of all, then the weights of those that have any."""
+
+    cols: list[int]
+    weighted: list[int | None]  # how many weights a table has
+    padding: list[Tensor | None]
+    held: list[object]  # what the kernels still read in forward
+    batch: _native.Batch
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        assert native.module is not None
+        first = tables[0]
+        self.dtype = first.cores[0].dtype
+        self.rows = first.ids.shape[0] if first.bounds is None else first.bounds.shape[0] - 1
+        self.cols, self.weighted, self.padding, self.held = [], [], [], []
+        self.cores = 0
+        asked = []
+        for table in tables:
+            known = _known(table.chain)
+            _check_cores(table, known.shapes)
+            self.cores += len(known.shapes)
+            self.cols.append(known.cols)
+            self.weighted.append(None if table.weights is None else table.weights.shape[0])
+            self.padding.append(_ready(table.padding_row, known.cols))
+            request, kept = _asked(table, known.handle)
+            asked.append(request)
+            self.held.append(kept)
+        self.batch = native.module.Batch(_TYPES[self.dtype], asked, torch.get_num_threads())
+
+    def forward(self, tensors: Sequence[Tensor], keep: bool) -> Tensor:
+        cores = [core.contiguous() for core in tensors[: self.cores]]
+        width = sum(self.cols)
+        out = torch.empty((self.rows, width), dtype=self.dtype)
+        self.batch.forward(
+            [core.data_ptr() for core in cores],
+            self._columns(out),
+            [width] * len(self.cols),
+            [0 if row is None else row.data_ptr() for row in self.padding],
+            keep,
+            torch.get_num_threads(),
+        )
+        self.held, self.padding = [], []
+        return out
+
+    def backward(self, tensors: Sequence[Tensor], grad: Tensor) -> list[Tensor | None]:
+        """Gradients of all ``tensors``, in their dtype."""
+        cores = [core.contiguous() for core in tensors[: self.cores]]
+        wide = torch.float64 if self.dtype == torch.float64 else torch.float32
+        grad = grad.contiguous()
+        made = [torch.empty(core.shape, dtype=wide) for core in cores]
+        scales = [None if n is None else torch.zeros(n, dtype=torch.float64) for n in self.weighted]
+        self.batch.backward(
+            [core.data_ptr() for core in cores],
+            self._columns(grad),
+            [grad.shape[1]] * len(self.cols),
+            [one.data_ptr() for one in made],
+            [0 if scale is None else scale.data_ptr() for scale in scales],
+            torch.get_num_threads(),
+        )
+        return [one.to(self.dtype) for one in (*made, *[s for s in scales if s is not None])]
+
+    def _columns(self, joined: Tensor) -> list[int]:
+        """Where each table's columns begin in ``(rows, sum of cols)``."""
+        at, found = joined.data_ptr(), []
+        for cols in self.cols:
+            found.append(at)
+            at += cols * joined.element_size()
+        return found
+
+
+class _Compute(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tables: Sequence[Table], *tensors: Tensor) -> Tensor:
+        ctx.call = _Call(tables)
+        ctx.save_for_backward(*tensors)
+        return ctx.call.forward(tensors, keep=True)  # type: ignore[no-any-return]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, *ctx.call.backward(ctx.saved_tensors, grad)
+
+
+class _Known(NamedTuple):
+    """What a chain's sizes say, worked out once: a call for one row has microseconds."""
+
+    handle: _native.Chain
+    shapes: tuple[torch.Size, ...]
+    cols: int
+
+
+@lru_cache(maxsize=4096)
+def _known(chain: Chain) -> _Known:
+    assert native.module is not None
+    handle = native.module.Chain(chain.rows, list(chain.row_factors), list(chain.col_factors), list(chain.ranks))
+    return _Known(handle, tuple(torch.Size(chain.core_shape(k)) for k in range(chain.order)), chain.cols)
+
+
+def _check_cores(table: Table, shapes: tuple[torch.Size, ...]) -> None:
+    """The kernels read what the chain says: nothing may be smaller."""
+    for core, shape in zip(table.cores, shapes, strict=True):
+        if core.shape != shape:
+            raise ValueError(f"a core has shape {tuple(core.shape)}; {table.chain} keeps it as {tuple(shape)}.")
+
+
+def _ready(row: Tensor | None, cols: int) -> Tensor | None:
+    if row is None:
+        return None
+    if row.shape != (cols,):
+        raise ValueError(f"padding_row has shape {tuple(row.shape)}; a row has {cols} numbers.")
+    return row.contiguous()
+
+
+def _asked(table: Table, handle: _native.Chain) -> tuple[_native.Asked, object]:
+    """One table's request, and what must live until it was served."""
+    assert native.module is not None
+    ids, padding = table.ids, -1 if table.padding_idx is None else table.padding_idx
+    where = (handle, ids.data_ptr(), ids.shape[0], ids.stride(0), padding)
+    if table.bounds is None:
+        return native.module.Asked(*where, 0, -1, 0, False), ids
+    bounds = table.bounds.contiguous()
+    weights = None if table.weights is None else table.weights.detach().contiguous()
+    address = 0 if weights is None else weights.data_ptr()
+    asked: _native.Asked = native.module.Asked(*where, bounds.data_ptr(), bounds.shape[0] - 1, address, table.mean)
+    return asked, (ids, bounds, weights)
+
+
+class Compiled:
+    """The kernels as an executor, for callers that have a plan of their own to keep."""
+
+    def products_made(self, chain: Chain, counts: Sequence[int]) -> Sequence[int]:
+        return counts
+
+    def prepare(self, chain: Chain, cores: Cores, index: Tensor, prefixes: Prefixes | None) -> _Call:
+        return _Call([Table(chain, cores, index)])
+
+    def rows(self, chain: Chain, cores: Cores, tape: _Call) -> Tensor:
+        return tape.forward(cores, keep=False)
+
+    def backward(self, chain: Chain, cores: Cores, tape: _Call, grad: Tensor) -> list[Tensor]:
+        return [one for one in tape.backward(cores, grad) if one is not None]
