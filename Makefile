@@ -11,7 +11,7 @@ help:
 	@echo "make demo       train four small language models with full and compressed tables, about two minutes"
 	@echo "make test       lint, types and the whole test suite"
 	@echo "make test-slow  checks that take minutes"
-	@echo "make bench      lookups side by side with other implementations"
+	@echo "make bench      lookups side by side with other implementations, about twenty minutes, into out/bench"
 	@echo "make figures    the figures of the documentation, into out/"
 	@echo "make clean      remove the environment and everything made"
 
@@ -40,7 +40,7 @@ types: .venv/.installed
 	$(BIN)/mypy
 
 bench: .venv/.installed
-	$(BIN)/python -m benchmarks.lookup
+	$(BIN)/python -m benchmarks
 
 figures: .venv/.installed
 	$(BIN)/python -m tensorbed.figures init --out out/init.png
