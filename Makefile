@@ -15,12 +15,13 @@ help:
 	@echo "make figures    the figures of the documentation, into out/"
 	@echo "make clean      remove the environment and everything made"
 
+# Constraints by environment variable hold for what packages are built with too: torchTT is built with torch.
 # The environment is made anew when what it is made from changes; an interrupted install leaves no stamp behind.
 .venv/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("tensorbed needs Python 3.11 or later, this is " + sys.version.split()[0] \
 		+ "; say which: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	PIP_CONSTRAINT=constraints.txt $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[$(EXTRAS)]'
 	@touch $@
 
 demo: .venv/.installed
