@@ -20,7 +20,7 @@ help:
 	@echo "make test       lint, types and the whole test suite"
 	@echo "make test-slow  checks that take minutes"
 	@echo "make sanitize   the tests of the kernels under AddressSanitizer and UBSan (Linux, GCC)"
-	@echo "make bench      lookups side by side with other implementations"
+	@echo "make bench      lookups side by side with other implementations, about twenty minutes, into out/bench"
 	@echo "make figures    the figures of the documentation, into out/"
 	@echo "make clean      remove the environment and everything made"
 
@@ -64,8 +64,13 @@ lint: .venv/.installed
 types: .venv/.installed
 	$(BIN)/mypy
 
-bench: .venv/.installed
-	$(BIN)/python -m benchmarks.lookup
+# torchTT comes as source and is built with the torch that is there: a minute that only the benchmark needs.
+.venv/.peers: .venv/.installed
+	$(PIP) --no-build-isolation setuptools torchtt
+	@touch $@
+
+bench: .venv/.peers
+	$(BIN)/python -m benchmarks
 
 figures: .venv/.installed
 	$(BIN)/python -m tensorbed.figures init --out out/init.png

@@ -1,1 +1,1 @@
-"""Lookups timed side by side with other implementations: ``python -m benchmarks.lookup``."""
+"""Lookups side by side with other implementations: ``python -m benchmarks``."""

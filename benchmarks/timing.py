@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from statistics import median, quantiles
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
-_WARM_UP = 3
+_LOOP = 0.1  # seconds: a round of calls too short for the clock lasts no longer
+_COLD = 4  # budgets: a layer whose first call takes longer is not called again
 
 
 @dataclass(frozen=True)
@@ -40,45 +42,122 @@ class Times:
 
 @dataclass(frozen=True)
 class Timed:
-    """A lookup without gradients, and one with its backward pass."""
+    """What one layer took, by the round.
+
+    Attributes:
+        forward: a lookup under ``torch.no_grad()``.
+        tracked: a lookup as it is in training, whose backward pass may follow.
+        both: forward and backward.
+        step: a training step, that is ``zero_grad``, forward, backward and the optimiser.
+        warm: whether a first call went before; one that takes very long is made once and counts.
+    """
 
     forward: Times
+    tracked: Times
     both: Times
+    step: Times
+    warm: bool = True
+
+    @property
+    def rounds(self) -> int:
+        """Of training steps; lookups may have had more."""
+        return len(self.both.rounds)
 
 
-def compare(layers: Mapping[str, nn.Module], ids: Tensor, gradient: Tensor, rounds: Iterable[int]) -> dict[str, Timed]:
-    """Time every layer once a round, after a warm-up, in an order drawn anew each round.
+@dataclass
+class Contestant:
+    """A layer, its optimiser, its batch, and what was timed so far.
 
-    A fixed order would let one layer always run in the caches another has just emptied.
+    Lookups and training steps have their seconds counted apart: a table whose steps take long is still looked up in
+    every round.
     """
-    for layer in layers.values():
-        for _ in range(_WARM_UP):
-            _forward(layer, ids)
-            _both(layer, ids, gradient)
-    order = random.Random(0)
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in layers}
-    for _ in rounds:
-        for name in order.sample(list(layers), len(layers)):
-            found[name].append((_forward(layers[name], ids), _both(layers[name], ids, gradient)))
-    return {name: Timed(*map(Times, _columns(times))) for name, times in found.items()}
 
+    layer: nn.Module
+    optimiser: Optimizer
+    ids: Tensor
+    gradient: Tensor
+    calls: int = 1
+    warm: bool = True
+    lookups: list[tuple[float, float]] = field(default_factory=list)  # without and with gradients
+    steps: list[tuple[float, float]] = field(default_factory=list)  # forward and backward, the whole step
+    looking: float = 0.0  # seconds
+    training: float = 0.0
 
-def _columns(times: Sequence[tuple[float, float]]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    return tuple(forward for forward, _ in times), tuple(both for _, both in times)
+    def warm_up(self, budget: float) -> None:
+        """Let caches and the optimiser's state be made; a first call of several budgets is the measurement."""
+        self._look(1)
+        self._train(1)
+        if self.calls == 1 and self.looking + self.training > _COLD * budget:
+            self.warm = False
+            return
+        if self.looking + self.training < budget / 4:
+            self._look(1)
+            self._train(1)
+        self.lookups.clear()
+        self.steps.clear()
+        self.looking = self.training = 0.0
 
+    def take_turn(self, budget: float) -> None:
+        """One round, without what has used up its time."""
+        if not self.lookups or (self.warm and self.looking <= budget):
+            self._look(self.calls)
+        if not self.steps or (self.warm and self.training <= budget):
+            self._train(self.calls)
 
-def _forward(layer: nn.Module, ids: Tensor) -> float:
-    with torch.no_grad():
+    def timed(self) -> Timed:
+        forward, tracked = (Times(tuple(column)) for column in zip(*self.lookups, strict=True))
+        both, step = (Times(tuple(column)) for column in zip(*self.steps, strict=True))
+        return Timed(forward, tracked, both, step, self.warm)
+
+    def _look(self, calls: int) -> None:
         begin = time.perf_counter()
-        layer(ids)
-        return 1e3 * (time.perf_counter() - begin)
+        with torch.no_grad():
+            forward = self._lookups(calls)
+        self.lookups.append((forward, self._lookups(calls)))
+        self.looking += time.perf_counter() - begin
+
+    def _train(self, calls: int) -> None:
+        begin = time.perf_counter()
+        self.steps.append(self._steps(calls))
+        self.training += time.perf_counter() - begin
+
+    def _lookups(self, calls: int) -> float:
+        """Milliseconds of a lookup."""
+        begin = now = time.perf_counter()
+        done = 0
+        while done < calls and (done == 0 or now - begin < _LOOP):
+            self.layer(self.ids)
+            done += 1
+            now = time.perf_counter()
+        return 1e3 * (now - begin) / done
+
+    def _steps(self, calls: int) -> tuple[float, float]:
+        """Milliseconds of forward with backward, and of the whole step around them."""
+        both = step = 0.0
+        done = 0
+        while done < calls and (done == 0 or step < _LOOP):
+            begin = time.perf_counter()
+            self.optimiser.zero_grad(set_to_none=True)
+            start = time.perf_counter()
+            self.layer(self.ids).backward(self.gradient)
+            middle = time.perf_counter()
+            self.optimiser.step()
+            step += time.perf_counter() - begin
+            both += middle - start
+            done += 1
+        # A dense gradient of gigabytes should not stay while the others are timed.
+        self.optimiser.zero_grad(set_to_none=True)
+        return 1e3 * both / done, 1e3 * step / done
 
 
-def _both(layer: nn.Module, ids: Tensor, gradient: Tensor) -> float:
-    layer.zero_grad(set_to_none=True)
-    begin = time.perf_counter()
-    layer(ids).backward(gradient)
-    taken = 1e3 * (time.perf_counter() - begin)
-    # A dense gradient of hundreds of megabytes should not stay while the others are timed.
-    layer.zero_grad(set_to_none=True)
-    return taken
+def compare(contestants: Mapping[str, Contestant], rounds: Iterable[int], budget: float) -> dict[str, Timed]:
+    """Time every warmed-up layer once a round, in an order drawn anew each round.
+
+    A fixed order would let one layer always run in the caches another has just emptied. A layer that has used up its
+    ``budget`` of seconds for lookups, or for steps, stops; how many rounds it got is recorded.
+    """
+    order = random.Random(0)
+    for _ in rounds:
+        for name in order.sample(list(contestants), len(contestants)):
+            contestants[name].take_turn(budget)
+    return {name: contestant.timed() for name, contestant in contestants.items()}

@@ -1,0 +1,109 @@
+"""The numbers to reach, and what a run reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+
+from benchmarks.peers import AUTO, DENSE, GROUPED, TENSORLY
+from benchmarks.results import Result
+
+EFFICIENCY_FORWARD, EFFICIENCY_BOTH = 0.35, 0.25
+_SLACK = 1.2  # of the best implementation's time, for the one that is chosen
+_OVER_ONE_ROW = 8.0
+_MANY_ROWS = 25_000
+
+
+@dataclass(frozen=True)
+class Floor:
+    """One number asked of one workload; ``least`` says which side is the good one."""
+
+    about: str
+    workload: str
+    asked: float
+    reached: float | None
+    least: bool  # at least, or at most
+    unit: str = "x"
+
+    @property
+    def met(self) -> bool | None:
+        """``None`` where it was not measured."""
+        if self.reached is None:
+            return None
+        return self.reached >= self.asked if self.least else self.reached <= self.asked
+
+    @property
+    def margin(self) -> float:
+        """By what factor it is kept; below one it is missed."""
+        if self.reached is None or not self.reached:
+            return 0.0 if self.least else inf
+        return self.reached / self.asked if self.least else self.asked / self.reached
+
+    @property
+    def verdict(self) -> str:
+        return {None: "not run", True: "met", False: "missed"}[self.met]
+
+
+def judge(results: Sequence[Result]) -> list[Floor]:
+    """Every floor of every workload, grouped by what they ask."""
+    asked = (_tensorly, _grouped, _efficiency, _training, _one_row, _memory, _choice)
+    return [floor for of in asked for result in results for floor in of(result)]
+
+
+def _tensorly(result: Result) -> Iterator[Floor]:
+    if TENSORLY in result.times and not _is(result, "one row"):
+        least = 3.0 if _is(result, "CTR") else 10.0
+        about = f"fwd+bwd, times faster than {TENSORLY}"
+        yield Floor(about, result.workload.name, least, result.speed_up(TENSORLY), True)
+
+
+def _grouped(result: Result) -> Iterator[Floor]:
+    if _is(result, "LM r16", "TT-Rec", "CTR"):
+        about = f"fwd+bwd, times faster than {GROUPED}"
+        yield Floor(about, result.workload.name, 3.0, result.speed_up(GROUPED), True)
+
+
+def _efficiency(result: Result) -> Iterator[Floor]:
+    if _is(result, "LM", "NMT", "TT-Rec"):
+        forward, both = result.efficiency(AUTO) or (None, None)
+        yield Floor("efficiency, forward", result.workload.name, EFFICIENCY_FORWARD, forward, True, "")
+        yield Floor("efficiency, fwd+bwd", result.workload.name, EFFICIENCY_BOTH, both, True, "")
+
+
+def _training(result: Result) -> Iterator[Floor]:
+    if result.workload.rows >= _MANY_ROWS:
+        dense, auto = result.times.get(DENSE), result.times.get(AUTO)
+        reached = dense.step.median / auto.step.median if dense and auto else None
+        yield Floor(f"training step, times faster than {DENSE} with Adam", result.workload.name, 1.0, reached, True)
+
+
+def _one_row(result: Result) -> Iterator[Floor]:
+    if _is(result, "one row"):
+        dense, auto = result.times.get(DENSE), result.times.get(AUTO)
+        for about, measure in (("no_grad", "forward"), ("grad mode", "tracked")):
+            reached = getattr(auto, measure).median / getattr(dense, measure).median if dense and auto else None
+            name = result.workload.name
+            yield Floor(f"lookup in {about}, times that of {DENSE}", name, _OVER_ONE_ROW, reached, False)
+
+
+def _memory(result: Result) -> Iterator[Floor]:
+    extra = result.memory.get(AUTO)
+    reached = extra.bytes / 1e6 if extra else None
+    bound = result.memory_bound() / 1e6
+    yield Floor(
+        "extra memory of fwd+bwd: 3 x rows + 3 x cores + 8 MB", result.workload.name, bound, reached, False, "MB"
+    )
+
+
+def _choice(result: Result) -> Iterator[Floor]:
+    for about, measure in (("forward", "forward"), ("fwd+bwd", "both")):
+        best, auto = result.best_of_ours(measure), result.times.get(AUTO)
+        reached = getattr(auto, measure).median / best[1] if best and auto else None
+        yield Floor(f"auto, {about}, times that of the best of ours", result.workload.name, _SLACK, reached, False)
+
+
+def _is(result: Result, *names: str) -> bool:
+    """Whether the workload is one of these, in any order of its ids; ``LM`` is all ranks."""
+    name = result.workload.name.removesuffix(" shuffled")
+    return any(name == asked or name.startswith(f"{asked} r") for asked in names)

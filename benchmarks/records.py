@@ -1,0 +1,121 @@
+"""Results as JSON lines, each complete in itself: machine, versions, commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import tensorbed as tb
+from benchmarks.floors import judge
+from benchmarks.peers import PEERS
+from benchmarks.results import Report, Result
+
+_PACKAGES = ("tensorly", "tensorly-torch", "torchtt", "numpy")
+
+
+def write(report: Report, path: Path) -> None:
+    """One line for each workload and implementation, each point of each curve, and each floor."""
+    common = about(report)
+    lines = [json.dumps({**common, **record}) + "\n" for record in records(report)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def about(report: Report) -> dict[str, Any]:
+    """What every record says: where, with what and when it was measured."""
+    return {
+        "machine": {
+            "cpu": cpu(),
+            "cores": os.cpu_count(),
+            "threads": report.threads,
+            "load": report.load,
+            "gemm_flops": report.machine.flops,
+            "copy_bytes_per_second": report.machine.bandwidth,
+        },
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "tensorbed": tb.__version__,
+            **{package: _version(package) for package in _PACKAGES},
+        },
+        "commit": commit(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rounds_asked": report.rounds,
+    }
+
+
+def records(report: Report) -> Iterator[dict[str, Any]]:
+    for result in report.results:
+        for peer in PEERS:
+            yield {"kind": "lookup", "workload": result.workload.record(), **_lookup(result, peer.name)}
+    for curve in report.curves:
+        for point in curve.points:
+            for name, taken in point.times.items():
+                yield _scaling(curve.name, curve.about, point.at, name, taken, None)
+            for name, reason in point.reasons.items():
+                yield _scaling(curve.name, curve.about, point.at, name, None, reason)
+    for floor in judge(report.results):
+        yield {"kind": "floor", **asdict(floor), "verdict": floor.verdict}
+
+
+def _lookup(result: Result, name: str) -> dict[str, Any]:
+    timed, extra = result.times.get(name), result.memory.get(name)
+    efficiency = result.efficiency(name)
+    return {
+        "implementation": name,
+        "rounds": timed.rounds if timed else 0,
+        "forward_rounds": len(timed.forward.rounds) if timed else 0,
+        "warm": timed.warm if timed else None,
+        "forward_ms": timed.forward.record() if timed else None,
+        "forward_grad_mode_ms": timed.tracked.record() if timed else None,
+        "forward_backward_ms": timed.both.record() if timed else None,
+        "training_step_ms": timed.step.record() if timed else None,
+        "extra_memory_bytes": extra.bytes if extra else None,
+        "extra_memory_method": extra.method if extra else result.unmeasured.get(name),
+        "limit": asdict(result.limit),
+        "efficiency": {"forward": efficiency[0], "forward_backward": efficiency[1]} if efficiency else None,
+        "auto_speed_up": result.speed_up(name),
+        "reason": result.reasons.get(name),
+    }
+
+
+def _scaling(curve: str, about: str, at: int, name: str, taken: float | None, reason: str | None) -> dict[str, Any]:
+    measured = {"implementation": name, "forward_backward_ms": taken, "reason": reason}
+    return {"kind": "scaling", "curve": curve, "about": about, "at": at, **measured}
+
+
+def cpu() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def commit() -> str | None:
+    """The commit that was timed, marked when files differ from it; none outside a repository."""
+    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return found.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
