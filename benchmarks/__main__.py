@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks import measure, page, plots, records, scaling
+from benchmarks.allocator import keep_freed_memory
 from benchmarks.floors import judge
 from benchmarks.limit import Machine, measure_machine
 from benchmarks.measure import Advance, Settings
@@ -37,6 +38,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.rounds:
         settings = replace(settings, rounds=options.rounds)
     torch.set_num_threads(THREADS)
+    if not options.trim:
+        keep_freed_memory()
     # A pipe has no width of its own, and rich's guess is too narrow for the tables.
     bench(chosen, settings, sweeps, options.out, Console(width=None if sys.stdout.isatty() else 120))
     return 0
@@ -109,6 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="three rounds, ids in frequency order only, no curves")
     parser.add_argument("--no-scaling", action="store_true", help="no curves")
     parser.add_argument("--no-memory", action="store_true", help="no peak memory")
+    parser.add_argument(
+        "--trim", action="store_true", help="let the C library give freed memory back to the system, as by default"
+    )
     parser.add_argument("--out", type=Path, default=Path("out/bench"), help="folder (default: %(default)s)")
     return parser
 

@@ -177,8 +177,10 @@ class _Collected(nn.Module):
 
     def __init__(self, layers: list[nn.Module]) -> None:
         super().__init__()
-        made = tb.EmbeddingBagCollection({f"table_{k}": layer for k, layer in enumerate(layers)})  # type: ignore[attr-defined, unused-ignore]
-        self.collection: nn.Module = made
+        # The same layers that every other implementation is made from: bags, whatever their static type.
+        self.collection = tb.EmbeddingBagCollection(
+            {f"table_{k}": layer for k, layer in enumerate(layers)}  # type: ignore[misc]
+        )
 
     def forward(self, ids: Tensor) -> Tensor:  # (n, tables) -> (n, cols)
         values: Tensor = self.collection(ids)[0]

@@ -39,6 +39,7 @@ void Table<T, S>::finish(int thread) {
     for (int slot = begin; slot < end; ++slot, made += size) {
       const int prefix = level(final_).order[slot];
       if (fused_) {
+        if (slot + 1 < end) expect(level(final_).child[level(final_).order[slot + 1]]);
         make_children(prefix, made, room);
       } else {
         hand_on(slab_->begin + prefix, made);
@@ -51,10 +52,21 @@ template <class T, class S>
 void Table<T, S>::make_children(int prefix, const T* left, const Scratch& room) const {
   const std::vector<int>& child = level(last_level_ - 1).child;
   for (int c = child[prefix]; c < child[prefix + 1]; ++c) {
+    if (c + 1 < child[prefix + 1]) expect(c + 1);
     T* to = place(slab_->begin + c, room.row);
     make_row(left, c, to, room.packed);
     hand_on(slab_->begin + c, to);
   }
+}
+
+// Memory that a row will be written to is fetched while the one before it is computed.
+template <class T, class S>
+void Table<T, S>::expect(int child) const {
+  if (has_bags()) return;
+  const int row = slab_->begin + child;
+  const S* to = static_cast<S*>(q_.out) + plan_.position[plan_.first[row]] * q_.out_row;
+  const char* at = reinterpret_cast<const char*>(to);
+  for (Int b = 0; b < cols_ * Int(sizeof(S)); b += 64) __builtin_prefetch(at + b, 1);
 }
 
 // A row from its left product: one product, or for a ring one for each value of the joint.

@@ -13,7 +13,7 @@
 namespace tb::TB_ISA {
 
 inline constexpr Int block_bytes = 256 * 1024;  // left products made at once: they stay in the second-level cache
-inline constexpr Int copy_cost = 8;             // what handing on a number costs, in multiply-adds
+inline constexpr Int copy_cost = 12;            // what handing on a number costs, in multiply-adds
 
 // Memory of a thread that stays between calls.
 template <class T>
@@ -97,6 +97,7 @@ class Table {
   T* place(int row, T* room) const;
   void hand_on(int row, const T* numbers) const;
   void make_row(const T* left, int child, T* to, T* packed) const;
+  void expect(int child) const;
   void make_children(int prefix, const T* left, const Scratch& room) const;
 
   const S* grad_at(int occurrence) const;
