@@ -71,8 +71,8 @@ def test_counts_are_those_of_sets_of_digits(make, ranks, n):
 def test_the_path_is_the_one_taken(make, _ranks, n, monkeypatch):
     """Watched where the work begins: the executor that explain names is the one that is called."""
     taken = []
-    begin = compiled._Call.__init__
-    monkeypatch.setattr(compiled._Call, "__init__", lambda *args: [taken.append("native"), begin(*args)][-1])
+    begin = compiled.Planned.__init__
+    monkeypatch.setattr(compiled.Planned, "__init__", lambda *args: [taken.append("native"), begin(*args)][-1])
     for name, executor in executors.EXECUTORS.items():
         if name == "native":
             continue

@@ -27,7 +27,7 @@ def lookup(structure: Structure, params: Params, index: Tensor, *, impl: str = "
     check_impl(structure, impl)
     table = compiled_table(structure, params, index, impl)
     if table is not None:
-        return compute([table]).reshape(*index.shape, structure.cols)
+        return shaped_like(index, compute([table]))
     _check_params(structure, params)
     flat = checked_indices(index, structure.rows)
     if torch.compiler.is_exporting():
@@ -52,13 +52,20 @@ def compiled_table(structure: Structure, params: Params, index: Tensor, impl: st
     if found is None:
         return None
     chain, cores = found
-    flat = index.reshape(-1).long()
+    # Even what does nothing takes a microsecond, and a row has few.
+    flat = index if index.dim() == 1 else index.reshape(-1)
+    flat = flat if flat.dtype == torch.int64 else flat.long()
     if takes(cores, flat):
         return Table(chain, cores, flat)
     if impl == "native":
         where = ", ".join(sorted({f"{str(core.dtype)[6:]} on {core.device}" for core in cores}))
         raise ValueError(f'impl="native" computes on the CPU with tensors of one dtype, got {where}; use impl="auto".')
     return None
+
+
+def shaped_like(index: Tensor, rows: Tensor) -> Tensor:  # (*), (n, cols) -> (*, cols)
+    """Rows of flattened indices in the indices' own shape."""
+    return rows if index.dim() == 1 else rows.view(*index.shape, rows.shape[1])
 
 
 def explain(structure: Structure, index: Tensor, *, impl: str = "auto") -> Explanation:

@@ -47,6 +47,11 @@ class Table(NamedTuple):
     mean: bool = False
 
 
+def knows(dtype: torch.dtype) -> bool:
+    """Whether the kernels are there and compute with numbers stored so."""
+    return native.available and dtype in _TYPES
+
+
 def takes(cores: Cores, index: Tensor) -> bool:
     """Whether the kernels compute with these: on the CPU, and all of one dtype that they know."""
     dtype = cores[0].dtype
@@ -73,7 +78,7 @@ def compute(tables: Sequence[Table]) -> Tensor:  # -> (n or bags, sum of cols)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         out: Tensor = _Compute.apply(tables, *tensors)  # type: ignore[no-untyped-call]
         return out
-    return _Call(tables).forward(tensors, keep=False)
+    return Planned(tables).forward(tensors, keep=False)
 
 
 def _in_single(table: Table) -> Table:
@@ -85,7 +90,7 @@ def _in_single(table: Table) -> Table:
     )
 
 
-class _Call:
+class Planned:
     """The planned tables of one call. ``tensors`` are the cores of all, then the weights of those that have any."""
 
     cols: list[int]
@@ -129,7 +134,7 @@ class _Call:
         self.held, self.padding = [], []
         return out
 
-    def backward(self, tensors: Sequence[Tensor], grad: Tensor) -> list[Tensor | None]:
+    def backward(self, tensors: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
         """Gradients of all ``tensors``, in their dtype."""
         cores = [core.contiguous() for core in tensors[: self.cores]]
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -158,7 +163,7 @@ class _Call:
 class _Compute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tables: Sequence[Table], *tensors: Tensor) -> Tensor:
-        ctx.call = _Call(tables)
+        ctx.call = Planned(tables)
         ctx.save_for_backward(*tensors)
         return ctx.call.forward(tensors, keep=True)  # type: ignore[no-any-return]
 
@@ -218,11 +223,11 @@ class Compiled:
     def products_made(self, chain: Chain, counts: Sequence[int]) -> Sequence[int]:
         return counts
 
-    def prepare(self, chain: Chain, cores: Cores, index: Tensor, prefixes: Prefixes | None) -> _Call:
-        return _Call([Table(chain, cores, index)])
+    def prepare(self, chain: Chain, cores: Cores, index: Tensor, prefixes: Prefixes | None) -> Planned:
+        return Planned([Table(chain, cores, index)])
 
-    def rows(self, chain: Chain, cores: Cores, tape: _Call) -> Tensor:
+    def rows(self, chain: Chain, cores: Cores, tape: Planned) -> Tensor:
         return tape.forward(cores, keep=False)
 
-    def backward(self, chain: Chain, cores: Cores, tape: _Call, grad: Tensor) -> list[Tensor]:
-        return [one for one in tape.backward(cores, grad) if one is not None]
+    def backward(self, chain: Chain, cores: Cores, tape: Planned, grad: Tensor) -> list[Tensor]:
+        return tape.backward(cores, grad)

@@ -7,8 +7,9 @@ from typing import Self, Unpack
 import torch
 from torch import Tensor
 
+from tensorbed.contraction.bags import can_trace, chain_bags
 from tensorbed.contraction.compiled import Table, compute
-from tensorbed.dispatch import checked_indices, clamped_for_export, full_precision, is_plain
+from tensorbed.dispatch import checked_indices, clamped_for_export, full_precision, is_plain, is_traced, is_transformed
 from tensorbed.functional import compiled_table, explain, lookup
 from tensorbed.nn.table import StructuredTable, TableOptions
 from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency, scale_gradient
@@ -110,7 +111,8 @@ class EmbeddingBag(StructuredTable):
         """Checked bags pooled."""
         with full_precision(bags.index):
             if not is_plain(bags.index):
-                return self._pool_rows(bags)
+                traced = self._traced(bags)
+                return self._pool_rows(bags) if traced is None else traced
             bags = bags.without_rest()
             table = self._compiled(bags)
             if table is not None:
@@ -130,6 +132,19 @@ class EmbeddingBag(StructuredTable):
             weights=bags.per_sample_weights,
             mean=self.mode == "mean",
         )
+
+    def _traced(self, bags: Bags) -> Tensor | None:
+        """Pooled by an operator in a graph, where it knows how."""
+        index = bags.index
+        if not is_traced(index) or torch.compiler.is_exporting() or is_transformed():
+            return None
+        if self.mode == "max" or self.scale_grad_by_freq or index.device.type != "cpu":
+            return None
+        found = self.structure.as_chain(self.params())
+        if found is None or not can_trace(found[1], self.impl):
+            return None
+        weights, padding = bags.per_sample_weights, self.padding_idx
+        return chain_bags(*found, index.long(), bags.bounds(), weights, self.mode == "mean", padding)
 
     def _pool_rows(self, bags: Bags) -> Tensor:
         rows = lookup(self.structure, self.params(), bags.index, impl=self.impl)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tensorbed.contraction.compiled import compute
 from tensorbed.dispatch import clamped_for_export
-from tensorbed.functional import compiled_table, explain, lookup
+from tensorbed.functional import compiled_table, explain, lookup, shaped_like
 from tensorbed.nn.table import StructuredTable, TableOptions
 from tensorbed.pooling import scale_by_frequency
 from tensorbed.structures import Explanation, Format
@@ -50,8 +50,9 @@ class Embedding(StructuredTable):
         params = self.params()
         table = compiled_table(self.structure, params, index, self.impl)
         if table is not None:
-            table = table._replace(padding_idx=self.padding_idx, padding_row=self.padding_row)
-            rows = compute([table]).reshape(*index.shape, self.embedding_dim)
+            if self.padding_idx is not None:
+                table = table._replace(padding_idx=self.padding_idx, padding_row=self.padding_row)
+            rows = shaped_like(index, compute([table]))
             return scale_by_frequency(rows, index) if self.scale_grad_by_freq else rows
         rows = lookup(self.structure, params, index, impl=self.impl)
         if self.scale_grad_by_freq:
