@@ -50,8 +50,8 @@ def workload_sheet(result: Result, rounds: int) -> Sheet:
     work = result.limit
     bound = result.memory_bound() / 1e6
     notes = [
-        f"milliseconds, median of {rounds} rounds taken in turns, half of them within ±; efficiency: limit / measured, "
-        "forward and fwd+bwd; auto faster by: in fwd+bwd",
+        f"milliseconds, median of {rounds} rounds taken in turns of up to 30 ms, half of them within ±; "
+        "efficiency: limit / measured, forward and fwd+bwd; auto faster by: in fwd+bwd",
         f"limit: {short(work.forward_ms)} ms forward, {short(work.both_ms)} ms fwd+bwd; memory bound: {bound:,.1f} MB",
     ]
     notes += _few_rounds(result, rounds)

@@ -104,6 +104,41 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Strided<T> a, 
   }
 }
 
+// A square of 16 bytes a side, transposed in registers.
+TB_INLINE void transpose_square(const float* from, std::int64_t row, float* to, std::int64_t to_row) {
+  using V = Vector<float, 4>;
+  const V a = load<V>(from), b = load<V>(from + row), c = load<V>(from + 2 * row), d = load<V>(from + 3 * row);
+  const V ab = __builtin_shufflevector(a, b, 0, 4, 1, 5), cd = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+  const V ef = __builtin_shufflevector(a, b, 2, 6, 3, 7), gh = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  store(to, V(__builtin_shufflevector(ab, cd, 0, 1, 4, 5)));
+  store(to + to_row, V(__builtin_shufflevector(ab, cd, 2, 3, 6, 7)));
+  store(to + 2 * to_row, V(__builtin_shufflevector(ef, gh, 0, 1, 4, 5)));
+  store(to + 3 * to_row, V(__builtin_shufflevector(ef, gh, 2, 3, 6, 7)));
+}
+
+TB_INLINE void transpose_square(const double* from, std::int64_t row, double* to, std::int64_t to_row) {
+  for (int i = 0; i < 2; ++i) {
+    for (int k = 0; k < 2; ++k) to[k * to_row + i] = from[i * row + k];
+  }
+}
+
+// (rows x cols) by rows into (cols x rows).
+template <class T>
+void transpose(std::int64_t rows, std::int64_t cols, const T* from, std::int64_t row, T* to) {
+  constexpr std::int64_t side = 16 / sizeof(T);
+  std::int64_t i = 0;
+  for (; i + side <= rows; i += side) {
+    std::int64_t k = 0;
+    for (; k + side <= cols; k += side) transpose_square(from + i * row + k, row, to + k * rows + i, rows);
+    for (; k < cols; ++k) {
+      for (std::int64_t s = i; s < i + side; ++s) to[k * rows + s] = from[s * row + k];
+    }
+  }
+  for (; i < rows; ++i) {
+    for (std::int64_t k = 0; k < cols; ++k) to[k * rows + i] = from[i * row + k];
+  }
+}
+
 // C (m x n) (+)= A (m x depth) B^T, B (n x depth) by rows: panels of B are copied transposed.
 template <class T>
 void multiply_transposed(std::int64_t m, std::int64_t n, std::int64_t depth, const T* a, std::int64_t a_row, const T* b,
@@ -115,10 +150,7 @@ void multiply_transposed(std::int64_t m, std::int64_t n, std::int64_t depth, con
     const Strided<T> left{a + at, a_row, 1};
     for (std::int64_t j = 0; j < n; j += wide) {
       const std::int64_t width = std::min(wide, n - j);
-      for (std::int64_t i = 0; i < width; ++i) {
-        const T* from = b + (j + i) * b_row + at;
-        for (std::int64_t k = 0; k < part; ++k) packed[k * width + i] = from[k];
-      }
+      transpose(width, part, b + j * b_row + at, b_row, packed);
       if (width == wide) {
         panel<T, W, 2, tall_rows>(m, part, left, packed, width, c + j, c_row, add);
       } else {

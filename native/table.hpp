@@ -12,7 +12,10 @@
 
 namespace tb::TB_ISA {
 
-inline constexpr Int block_bytes = 256 * 1024;  // left products made at once: they stay in the second-level cache
+// Left products made at once: forward they stay in the second-level cache until their rows are made; backward it pays
+// more that the slice, and its gradient, are gone through less often.
+inline constexpr Int forward_bytes = 256 * 1024;
+inline constexpr Int backward_bytes = 1024 * 1024;
 inline constexpr Int copy_cost = 12;            // what handing on a number costs, in multiply-adds
 
 // Memory of a thread that stays between calls.
@@ -220,12 +223,12 @@ void Table<T, S>::share(double before, double step) {
 template <class T, class S>
 int Table<T, S>::block_height(int k) const {
   const Int each = chain_.height(k) * std::max(chain_.depth(k), chain_.width(k)) * Int(sizeof(T));
-  return int(std::max<Int>(1, block_bytes / each));
+  return int(std::max<Int>(1, (q_.core_grads.empty() ? forward_bytes : backward_bytes) / each));
 }
 
 template <class T, class S>
 typename Table<T, S>::Scratch Table<T, S>::scratch(int k) const {
-  const Int rows = k > 0 ? block_height(k) * chain_.height(k) : 0;
+  const Int rows = k > 0 ? std::min(block_height(k), level(k).count) * chain_.height(k) : 0;
   const Int left = k > 0 ? rows * chain_.depth(k) : chain_.slice_size(0);
   const Int slice = sizeof(S) == sizeof(T) || k == 0 ? 0 : chain_.slice_size(k);
   const Int made = k > 0 ? rows * chain_.width(k) : chain_.slice_size(0);
