@@ -83,12 +83,14 @@ class Call {
       if (any([](auto& table) { return table.has_bags(); })) {
         steps.push_back(each(slab, [](auto& table, int thread) { table.pool(thread); }));
       }
+      if (slab == slabs_ - 1) fill_after(steps);
       run(steps, threads_);
     }
-    run({[this](int thread) {
-          for (auto& table : tables_) table.fill(thread);
-        }},
-        any([](auto& table) { return table.fills(); }) ? threads_ : 1);
+    if (slabs_ == 0) {
+      Steps steps;
+      fill_after(steps);
+      run(steps, threads_);
+    }
   }
 
   void backward() {
@@ -100,7 +102,10 @@ class Call {
       for (int k = levels - 1; k >= 1; --k) {
         steps.push_back(each(slab, [k](auto& table, int thread) { table.go_back(k, thread); }));
       }
-      steps.push_back(each(slab, [](auto& table, int thread) { table.settle(thread); }));
+      steps.push_back(each(slab, [](auto& table, int thread) {
+        table.settle(thread);
+        arena<T>().trim();
+      }));
       run(steps, threads_);
     }
     for (auto& table : tables_) {
@@ -142,6 +147,14 @@ class Call {
         if (!table.has_lefts()) table.extend(k, thread);
       }));
     }
+  }
+
+  // What no row was handed to.
+  void fill_after(Steps& steps) {
+    steps.push_back([this](int thread) {
+      for (auto& table : tables_) table.fill(thread);
+      arena<T>().trim();
+    });
   }
 
   template <class Ask>

@@ -60,7 +60,6 @@ class Table {
   int final_level() const { return final_; }  // the levels from 1 to here, exclusive, are computed by themselves
   bool has_bags() const { return q_.bags >= 0; }
   bool has_lefts() const { return kept_; }
-  bool fills() const { return has_bags() ? slabs() == 0 : !plan_.skipped.empty(); }
 
   void open(int slab, bool backward);
   double cost() const;                       // of the final level, in multiply-adds

@@ -61,8 +61,13 @@ def takes(cores: Cores, index: Tensor) -> bool:
         and (dtype in _TYPES or dtype == torch.float16)
         and index.is_cpu
         and index.dtype == torch.int64
-        and all(core.is_cpu and core.dtype == dtype for core in cores)
+        and all(_is_ready(core, dtype) for core in cores)
     )
+
+
+def _is_ready(core: Tensor, dtype: torch.dtype) -> bool:
+    # A subclass, of a sharded tensor for instance, does not hold its numbers where its address says.
+    return core.is_cpu and core.dtype == dtype and core.shape[0] <= _MOST and type(core) in (Tensor, torch.nn.Parameter)
 
 
 def compute(tables: Sequence[Table]) -> Tensor:  # -> (n or bags, sum of cols)
