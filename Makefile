@@ -40,8 +40,10 @@ help:
 demo: .venv/.installed
 	$(BIN)/python -m demo
 
+# Twice where it matters: an install without a compiler computes in PyTorch alone.
 test: lint types
 	$(PYTEST) -m "not slow"
+	TENSORBED_NATIVE=0 $(PYTEST) -m "not slow" tests/test_conformance.py tests/test_explain.py tests/contraction tests/nn
 
 test-slow: .venv/.installed
 	$(PYTEST) -m slow
