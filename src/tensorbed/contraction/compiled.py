@@ -126,7 +126,8 @@ class _Call:
             keep,
             torch.get_num_threads(),
         )
-        self.held, self.padding = [], []
+        if keep:  # for backward, which reads neither; else rows may be asked for again
+            self.held, self.padding = [], []
         return out
 
     def backward(self, tensors: Sequence[Tensor], grad: Tensor) -> list[Tensor | None]:
