@@ -1,5 +1,8 @@
 """What the number of threads may change, and what it may not; calls from several Python threads."""
 
+import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -74,6 +77,34 @@ def test_gradients_may_be_made_on_another_number_of_threads_than_rows():
             made = torch.autograd.grad(rows, cores, grad)
         for one, other in zip(made, wanted, strict=True):
             assert_near(one, other)
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+def test_the_runtime_may_give_fewer_threads_than_asked_for(limit):
+    """Every share of the work is done all the same."""
+    code = """
+import torch, tensorbed as tb
+torch.set_num_threads(1)
+layer = tb.Embedding(1_000, 48, tb.TensorTrain(rank=9), dtype=torch.float64, std=1.0)
+ids = torch.arange(5_000) * 7 % 1_000
+found = []
+for threads in (1, 4):
+    torch.set_num_threads(threads)
+    rows = layer(ids)
+    found.append([rows.detach(), *torch.autograd.grad(rows.sin().sum(), list(layer.parameters()))])
+assert torch.equal(found[0][0], found[1][0])
+for one, other in zip(*found):
+    torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+print("the same")
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_THREAD_LIMIT": str(limit)},
+        timeout=300,
+    )
+    assert ran.stdout.strip() == "the same", ran.stderr
 
 
 def bags_of(layer, *, seed=3, count=300, most=40):
