@@ -61,6 +61,20 @@ def test_a_plan_of_no_ids_computes_nothing():
         assert all(one.count_nonzero() == 0 for one in made)
 
 
+def test_the_default_device_is_no_concern_of_tables_on_the_cpu():
+    """What the kernels write to is made on the CPU, whatever is made elsewhere."""
+    ids = torch.arange(12).reshape(3, 4)
+    bag = tb.EmbeddingBag(997, 36, tb.TensorTrain(rank=5), mode="sum")
+    weights = torch.rand(3, 4, requires_grad=True)
+    for call in (*layers(), bag, lambda ids: bag(ids, per_sample_weights=weights)):
+        expected = call(ids)
+        with torch.device("meta"):
+            out = call(ids)
+            made = torch.autograd.grad(out.sum(), weights, allow_unused=True)
+        assert torch.equal(out, expected)
+        assert made[0] is None or made[0].is_cpu
+
+
 @every_isa
 @every_chain
 def test_one_row(isa, chain):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 _MOST = 2**31 - 1  # indices of a batch, digits of a factor
+_CPU = torch.device("cpu")  # said of every tensor made here: the kernels write to it, whatever the default device
 
 IMPLS = ("native",) if native.available else ()
 
@@ -117,7 +118,7 @@ class _Call:
     def forward(self, tensors: Sequence[Tensor], keep: bool) -> Tensor:
         cores = [core.contiguous() for core in tensors[: self.cores]]
         width = sum(self.cols)
-        out = torch.empty((self.rows, width), dtype=self.dtype)
+        out = torch.empty((self.rows, width), dtype=self.dtype, device=_CPU)
         self.batch.forward(
             [core.data_ptr() for core in cores],
             self._columns(out),
@@ -135,8 +136,8 @@ class _Call:
         cores = [core.contiguous() for core in tensors[: self.cores]]
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         grad = grad.contiguous()
-        made = [torch.empty(core.shape, dtype=wide) for core in cores]
-        scales = [None if n is None else torch.zeros(n, dtype=torch.float64) for n in self.weighted]
+        made = [torch.empty(core.shape, dtype=wide, device=_CPU) for core in cores]
+        scales = [None if n is None else torch.zeros(n, dtype=torch.float64, device=_CPU) for n in self.weighted]
         self.batch.backward(
             [core.data_ptr() for core in cores],
             self._columns(grad),
