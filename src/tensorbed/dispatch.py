@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tensorbed.checks import naming, require_integer_indices
 from tensorbed.indexing import check_range
@@ -17,8 +18,8 @@ def is_traced(tensor: Tensor) -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether a ``torch.func`` transform is at work: ``grad`` of ``grad``, ``vmap``, ``jacrev``."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether a ``torch.func`` transform is at work, ``grad`` of ``grad``, ``vmap``, ``jacrev``, or forward-mode AD."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def is_plain(tensor: Tensor) -> bool:

@@ -6,6 +6,7 @@ import pickle
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import tensorbed as tb
@@ -211,6 +212,25 @@ def test_second_derivatives_are_the_reference_s_and_refused_elsewhere(format):
         penalty(layer).backward()
     penalty(plain).backward()
     assert all(p.grad.count_nonzero() > 0 for p in plain.parameters())
+
+
+@every_format
+@pytest.mark.parametrize("kind", [tb.Embedding, tb.EmbeddingBag])
+@pytest.mark.parametrize("grad", [False, True])
+def test_forward_mode_follows_the_tangents(format, kind, grad):
+    """The kernels know none: what they are not asked for must not get lost silently."""
+    layer = made(format, kind)
+    params = {name: p.detach().requires_grad_(grad) for name, p in layer.params().items()}
+    step, along = 1e-6, {name: draw_grad(p.numel(), 1).reshape(p.shape) for name, p in params.items()}
+
+    def rows(tensors):
+        return torch.func.functional_call(layer, tensors, (IDS,))
+
+    with forward_ad.dual_level():
+        dual = rows({name: forward_ad.make_dual(p, along[name]) for name, p in params.items()})
+        tangent = forward_ad.unpack_dual(dual).tangent
+    ahead, back = (rows({n: p.detach() + s * step * along[n] for n, p in params.items()}) for s in (1, -1))
+    torch.testing.assert_close(tangent.detach(), (ahead - back) / (2 * step), rtol=1e-6, atol=1e-6)
 
 
 @every_format
