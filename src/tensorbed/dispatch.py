@@ -13,8 +13,13 @@ from tensorbed.indexing import check_range
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether values cannot be read here: ``torch.compile``, or a tensor subclass such as a fake tensor."""
-    return torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)
+    """Whether values cannot be read here: ``torch.compile``, or a tensor subclass such as a fake tensor.
+
+    Where fake tensors are made from real ones, the tensor itself does not tell.
+    """
+    if torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter):
+        return True
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def is_transformed() -> bool:

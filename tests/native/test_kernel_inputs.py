@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import tensorbed as tb
 from tensorbed import native
@@ -73,6 +74,22 @@ def test_the_default_device_is_no_concern_of_tables_on_the_cpu():
             made = torch.autograd.grad(out.sum(), weights, allow_unused=True)
         assert torch.equal(out, expected)
         assert made[0] is None or made[0].is_cpu
+
+
+def test_fake_tensors_made_from_real_ones_are_not_computed():
+    """They have no memory to write to."""
+    ids = torch.arange(12).reshape(3, 4)
+    bag = tb.EmbeddingBag(997, 36, tb.TensorTrain(rank=5), mode="mean")
+    collection = tb.EmbeddingBagCollection(dict.fromkeys("abcd", bag))
+    for call, shape in [
+        *((layer, (3, 4, 36)) for layer in layers()),
+        (bag, (3, 36)),
+        (lambda ids: collection(ids).values, (3, 144)),
+    ]:
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            out = call(ids)
+        assert isinstance(out, FakeTensor)
+        assert out.shape == shape
 
 
 @every_isa
