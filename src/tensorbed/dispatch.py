@@ -6,19 +6,25 @@ from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from tensorbed.checks import naming, require_integer_indices
 from tensorbed.indexing import check_range
 
 
 def is_traced(tensor: Tensor) -> bool:
-    """Whether values cannot be read here: ``torch.compile``, or a tensor subclass such as a fake tensor."""
-    return torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter)
+    """Whether values cannot be read here: ``torch.compile``, or a tensor subclass such as a fake tensor.
+
+    Where fake tensors are made from real ones, the tensor itself does not tell.
+    """
+    if torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter):
+        return True
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def is_transformed() -> bool:
-    """Whether a ``torch.func`` transform is at work: ``grad`` of ``grad``, ``vmap``, ``jacrev``."""
-    return torch._C._functorch.peek_interpreter_stack() is not None
+    """Whether a ``torch.func`` transform is at work, ``grad`` of ``grad``, ``vmap``, ``jacrev``, or forward-mode AD."""
+    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
 
 
 def is_plain(tensor: Tensor) -> bool:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 _MOST = 2**31 - 1  # indices of a batch, digits of a factor
+_CPU = torch.device("cpu")  # said of every tensor made here: the kernels write to it, whatever the default device
 
 IMPLS = ("native",) if native.available else ()
 
@@ -127,7 +128,7 @@ class Planned:
     def forward(self, tensors: Sequence[Tensor], keep: bool) -> Tensor:
         cores = [core.contiguous() for core in tensors[: self.cores]]
         width = sum(self.cols)
-        out = torch.empty((self.rows, width), dtype=self.dtype)
+        out = torch.empty((self.rows, width), dtype=self.dtype, device=_CPU)
         self.batch.forward(
             [core.data_ptr() for core in cores],
             self._columns(out),
@@ -136,7 +137,8 @@ class Planned:
             keep,
             torch.get_num_threads(),
         )
-        self.held, self.padding = [], []
+        if keep:  # for backward, which reads neither; else rows may be asked for again
+            self.held, self.padding = [], []
         return out
 
     def backward(self, tensors: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
@@ -144,8 +146,8 @@ class Planned:
         cores = [core.contiguous() for core in tensors[: self.cores]]
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         grad = grad.contiguous()
-        made = [torch.empty(core.shape, dtype=wide) for core in cores]
-        scales = [None if n is None else torch.zeros(n, dtype=torch.float64) for n in self.weighted]
+        made = [torch.empty(core.shape, dtype=wide, device=_CPU) for core in cores]
+        scales = [None if n is None else torch.zeros(n, dtype=torch.float64, device=_CPU) for n in self.weighted]
         self.batch.backward(
             [core.data_ptr() for core in cores],
             self._columns(grad),
