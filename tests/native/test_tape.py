@@ -30,7 +30,7 @@ IN_RUNS = Chain(24_000, (20, 20, 20, 3), (2, 2, 1, 1), (16, 16, 16, 16, 16))
 def called(tables, grad, keep):
     """Rows and gradients by one call, which keeps or does not."""
     with torch.no_grad():
-        call = compiled._Call(tables)
+        call = compiled.Planned(tables)
         tensors = [core for table in tables for core in table.cores]
         return [call.forward(tensors, keep=keep), *call.backward(tensors, grad)]
 
