@@ -80,8 +80,7 @@ def test_products_that_are_not_kept_are_made_again(dtype, threads):
 
 
 @every_isa
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize(("dtype", "threads"), [(torch.float32, 1), (torch.bfloat16, 3)])
 def test_runs_of_a_wide_ring_add_up(isa, dtype, threads):
     cores = draw_cores(IN_RUNS, dtype)
     ids = torch.randperm(IN_RUNS.rows, generator=torch.Generator().manual_seed(0))[:11_000]

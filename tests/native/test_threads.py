@@ -79,8 +79,7 @@ def test_gradients_may_be_made_on_another_number_of_threads_than_rows():
             assert_near(one, other)
 
 
-@pytest.mark.parametrize("limit", [1, 2])
-def test_the_runtime_may_give_fewer_threads_than_asked_for(limit):
+def test_the_runtime_may_give_fewer_threads_than_asked_for():
     """Every share of the work is done all the same."""
     code = """
 import torch, tensorbed as tb
@@ -88,7 +87,7 @@ torch.set_num_threads(1)
 layer = tb.Embedding(1_000, 48, tb.TensorTrain(rank=9), dtype=torch.float64, std=1.0)
 ids = torch.arange(5_000) * 7 % 1_000
 found = []
-for threads in (1, 4):
+for threads in (1, 3):
     torch.set_num_threads(threads)
     rows = layer(ids)
     found.append([rows.detach(), *torch.autograd.grad(rows.sin().sum(), list(layer.parameters()))])
@@ -101,7 +100,7 @@ print("the same")
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
-        env={**os.environ, "OMP_THREAD_LIMIT": str(limit)},
+        env={**os.environ, "OMP_THREAD_LIMIT": "2"},
         timeout=300,
     )
     assert ran.stdout.strip() == "the same", ran.stderr

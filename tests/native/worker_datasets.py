@@ -26,6 +26,17 @@ class Trained(Rows):
         return torch.autograd.grad(self.layer(self.batches[k]).square().sum(), first)[0]
 
 
+class Refused(Rows):
+    """Item ``k`` is why the ids were refused. An error that leaves the worker ends it, and torch waits ten seconds."""
+
+    def __getitem__(self, k):
+        try:
+            super().__getitem__(k)
+        except IndexError as error:
+            return str(error)
+        return ""
+
+
 class Collated(Rows):
     """Item ``k`` are the ids; ``collate`` looks up all of a batch."""
 
