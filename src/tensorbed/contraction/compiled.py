@@ -67,8 +67,9 @@ def takes(cores: Cores, index: Tensor) -> bool:
 
 
 def _is_ready(core: Tensor, dtype: torch.dtype) -> bool:
-    # A subclass, of a sharded tensor for instance, does not hold its numbers where its address says.
-    return core.is_cpu and core.dtype == dtype and core.shape[0] <= _MOST and type(core) in (Tensor, torch.nn.Parameter)
+    # A subclass, of a sharded tensor for instance, or a negated view does not hold its numbers where its address says.
+    plain = type(core) in (Tensor, torch.nn.Parameter) and not core.is_neg()
+    return plain and core.is_cpu and core.dtype == dtype and core.shape[0] <= _MOST
 
 
 def compute(tables: Sequence[Table]) -> Tensor:  # -> (n or bags, sum of cols)
@@ -145,7 +146,7 @@ class Planned:
         """Gradients of all ``tensors``, in their dtype."""
         cores = [core.contiguous() for core in tensors[: self.cores]]
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        grad = grad.contiguous()
+        grad = grad.resolve_neg().contiguous()
         made = [torch.empty(core.shape, dtype=wide, device=_CPU) for core in cores]
         scales = [None if n is None else torch.zeros(n, dtype=torch.float64, device=_CPU) for n in self.weighted]
         self.batch.backward(
