@@ -83,9 +83,6 @@ void multiply(std::int64_t m, std::int64_t n, std::int64_t depth, Strided<T> a, 
   constexpr int W = widest<T>;
   constexpr std::int64_t wide = 2 * W;
   const bool pack = m >= 4 * tall_rows && depth * n * std::int64_t(sizeof(T)) > cached_bytes;
-  if (depth == 0 && !add) {
-    for (std::int64_t i = 0; i < m; ++i) std::fill_n(c + i * c_row, n, T(0));
-  }
   for (std::int64_t at = 0; at < depth; at += depth_block) {
     const std::int64_t part = std::min(depth_block, depth - at);
     const Strided<T> left{a.at + at * a.col, a.row, a.col};

@@ -1,6 +1,6 @@
 // The Python module: plans batches and runs the kernels of the best instruction set on memory handed over as addresses.
 //
-// Sizes, dtypes and contiguity are the caller's promise (tensorbed/contraction/native.py); index values are checked here.
+// Sizes, dtypes and contiguity are the caller's promise (tensorbed/contraction/compiled.py); index values are checked here.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

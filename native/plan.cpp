@@ -176,16 +176,15 @@ Plan make_plan(const Chain& chain, const Request& request) {
   }
   if (plan.unique() == 0) return plan;
   const Int row_bytes = chain.cols() * request.number_bytes;
-  const Int budget = std::max<Int>(16 << 20, plan.unique() * row_bytes + cores_size(chain) * request.number_bytes);
-  Int parts = 1;
-  if (request.for_bags) parts = std::max<Int>(1, plan.unique() * row_bytes / (4 << 20));
-  if (parts == 1) {
-    plan.slabs.push_back(make_slab(chain, plan, 0, plan.unique(), request.number_bytes));
-    parts = (held_bytes(chain, plan.slabs[0], request.number_bytes) + budget - 1) / budget;
-    if (parts <= 1) return plan;
-    plan.slabs.clear();
-  }
+  // What is held for a slab may be a quarter of the rows and the cores; in bags the rows themselves are held too.
+  const Int held = plan.unique() * row_bytes + cores_size(chain) * request.number_bytes;
+  const Int budget = std::max<Int>(6 << 20, held / 4);
+  plan.slabs.push_back(make_slab(chain, plan, 0, plan.unique(), request.number_bytes));
+  Int parts = (held_bytes(chain, plan.slabs[0], request.number_bytes) + budget - 1) / budget;
+  if (request.for_bags) parts = std::max<Int>(parts, plan.unique() * row_bytes / (4 << 20));
   parts = std::min<Int>(parts, plan.unique());
+  if (parts <= 1) return plan;
+  plan.slabs.clear();
   for (Int s = 0; s < parts; ++s) {
     const int begin = int(plan.unique() * s / parts), end = int(plan.unique() * (s + 1) / parts);
     plan.slabs.push_back(make_slab(chain, plan, begin, end, request.number_bytes));

@@ -143,15 +143,19 @@ std::unique_ptr<T[]> room_for(Int count) {
 
 template <class T, class S>
 bool Table<T, S>::keeps() const {
-  // Twice the rows, the cores and a little is what a training step holds anyway.
-  Int numbers = 2 * plan_.indices * cols_;
+  // The rows, the cores and a little is what a training step holds several times over anyway.
+  Int numbers = plan_.indices * cols_;
   for (int k = 0; k < chain_.order(); ++k) numbers += chain_.row_factors[k] * chain_.slice_size(k);
-  return kept_bytes(chain_, plan_.slabs[0], sizeof(T)) <= numbers * Int(sizeof(T)) + (4 << 20);
+  return kept_bytes(chain_, plan_.slabs[0], sizeof(T)) <= numbers * Int(sizeof(S)) + (4 << 20);
 }
 
 template <class T, class S>
 void Table<T, S>::open(int slab, bool backward) {
   slab_ = &plan_.slabs[slab];
+  for (auto* held : {&lefts_, &grads_, &last_grads_}) {  // of the slab before
+    for (auto& one : *held) one.reset();
+  }
+  rows_.reset();
   add_ = slab > 0;
   const bool tape = q_.tape && slabs() == 1;
   kept_ = backward && tape && !q_.tape->lefts.empty();

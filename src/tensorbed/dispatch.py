@@ -22,9 +22,19 @@ def is_traced(tensor: Tensor) -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
+def is_recorded() -> bool:
+    """Whether calls are written down one by one, by ``torch.jit.trace`` or ``make_fx``, which see no kernel."""
+    return not torch.compiler.is_compiling() and (torch._C._get_tracing_state() is not None or _is_proxied())
+
+
+def _is_proxied() -> bool:
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
 def is_transformed() -> bool:
     """Whether a ``torch.func`` transform is at work, ``grad`` of ``grad``, ``vmap``, ``jacrev``, or forward-mode AD."""
-    return torch._C._functorch.peek_interpreter_stack() is not None or forward_ad._current_level >= 0
+    # Asked by level: the stack of interpreters itself is something else to torch.compile.
+    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -41,7 +51,7 @@ def checked_indices(index: Tensor, rows: int, owner: str = "") -> Tensor:  # (*)
     flat = index.reshape(-1)
     if torch.compiler.is_exporting() or flat.is_meta:
         return clamped_for_export(flat, rows).long()
-    if is_traced(flat):
+    if is_traced(flat) or _is_proxied():
         checked: Tensor = _check_op(flat, rows, owner)
         return checked
     with naming(owner):

@@ -8,7 +8,7 @@ from torch import Tensor
 from tensorbed import native
 from tensorbed.checks import require_integer_indices
 from tensorbed.contraction.compiled import Table, compute, takes
-from tensorbed.dispatch import checked_indices, full_precision, is_plain
+from tensorbed.dispatch import checked_indices, full_precision, is_plain, is_recorded
 from tensorbed.structures import Explanation, Params, Structure
 
 _BLOCK = 2**22  # numbers of the table made at once
@@ -43,7 +43,9 @@ def compiled_table(structure: Structure, params: Params, index: Tensor, impl: st
     Shape:
         - index: ``(*)``, int32 or int64
     """
-    if not native.available or impl not in ("auto", "native") or not isinstance(index, Tensor) or not is_plain(index):
+    if not native.available or impl not in ("auto", "native") or not isinstance(index, Tensor):
+        return None
+    if not is_plain(index) or is_recorded():
         return None
     if index.dtype not in (torch.int64, torch.int32) or index.numel() == 0:
         return None
@@ -55,11 +57,15 @@ def compiled_table(structure: Structure, params: Params, index: Tensor, impl: st
     # Even what does nothing takes a microsecond, and a row has few.
     flat = index if index.dim() == 1 else index.reshape(-1)
     flat = flat if flat.dtype == torch.int64 else flat.long()
+    flat = flat.resolve_neg() if flat.is_neg() else flat
     if takes(cores, flat):
         return Table(chain, cores, flat)
     if impl == "native":
-        where = ", ".join(sorted({f"{str(core.dtype)[6:]} on {core.device}" for core in cores}))
-        raise ValueError(f'impl="native" computes on the CPU with tensors of one dtype, got {where}; use impl="auto".')
+        kinds = {f"{type(t).__name__} of {str(t.dtype)[6:]} on {t.device}" for t in (*cores, index)}
+        raise ValueError(
+            'impl="native" computes on the CPU, with plain tensors of one dtype and at most 2^31 - 1 indices, got '
+            f'{index.numel()} indices and {", ".join(sorted(kinds))}; use impl="auto".'
+        )
     return None
 
 

@@ -58,7 +58,7 @@ def load() -> tuple[ModuleType | None, str]:
     except ModuleNotFoundError as error:
         # Something that the extension itself imports may be missing as well; that is another reason.
         why = NOT_BUILT if error.name == NAME else str(error)
-    except ImportError as error:
+    except (ImportError, OSError) as error:
         why = str(error)
     # The loader's messages have more than one line at times.
     why = " ".join(why.split())

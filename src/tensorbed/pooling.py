@@ -172,7 +172,9 @@ def scale_by_frequency(rows: Tensor, index: Tensor) -> Tensor:  # (*, cols), (*)
 
 def scale_gradient(rows: Tensor, times: Tensor) -> Tensor:  # (*, cols), (*) -> (*, cols)
     """The rows unchanged; on the way back each gradient divided by ``times``."""
-    scale = times.to(rows.dtype).reciprocal()[..., None]
+    # Half precision cannot count far.
+    wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
+    scale = times.to(wide).reciprocal()[..., None]
     scaled: Tensor = _ScaleGradient.apply(rows, scale)  # type: ignore[no-untyped-call]
     return scaled
 
@@ -189,4 +191,4 @@ class _ScaleGradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (scale,) = ctx.saved_tensors
-        return grad * scale, None
+        return (grad * scale).to(grad.dtype), None

@@ -19,7 +19,8 @@ from tensorbed.indexing import check_range
 
 def can_trace(cores: Cores, impl: str) -> bool:
     """Whether the operator below may stand in a graph for these cores."""
-    return impl in ("auto", "native") and all(core.is_cpu for core in cores) and knows(cores[0].dtype)
+    dtype = cores[0].dtype
+    return impl in ("auto", "native") and knows(dtype) and all(core.is_cpu and core.dtype == dtype for core in cores)
 
 
 def chain_bags(
@@ -43,7 +44,7 @@ def _planned(
     """The call with real tensors; ``None`` where no bag holds an index."""
     chain = Chain.unpacked(sizes)
     check_range(index, chain.rows)
-    end = int(bounds[-1])  # what lies beyond the last bag is in none
+    end = int(bounds[-1]) if bounds.shape[0] > 1 else 0  # what lies beyond the last bag is in none
     if end == 0:
         return None
     weights = None if weights is None else weights[:end]
@@ -95,8 +96,8 @@ def _backward_op(
     call = _planned(index, bounds, weights, cores, sizes, mean, skip)
     extra = [] if weights is None else [weights.new_zeros(weights.shape)]
     if call is None:
-        return [torch.zeros(core.shape, dtype=core.dtype) for core in cores] + extra
-    made = call.backward(cores, grad)
+        return [core.new_zeros(core.shape) for core in cores] + extra
+    made = [one for one in call.backward(cores, grad) if one is not None]
     if extra:
         found = made.pop()
         extra[0][: found.shape[0]] = found

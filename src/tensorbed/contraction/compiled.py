@@ -100,6 +100,7 @@ def _in_single(table: Table) -> Table:
 class Planned:
     """The planned tables of one call. ``tensors`` are the cores of all, then the weights of those that have any."""
 
+    shapes: list[torch.Size]
     cols: list[int]
     weighted: list[int | None]  # how many weights a table has
     padding: list[Tensor | None]
@@ -109,15 +110,17 @@ class Planned:
     def __init__(self, tables: Sequence[Table]) -> None:
         assert native.module is not None
         first = tables[0]
+        _check_memory(tables)
         self.dtype = first.cores[0].dtype
         self.rows = first.ids.shape[0] if first.bounds is None else first.bounds.shape[0] - 1
         self.cols, self.weighted, self.padding, self.held = [], [], [], []
-        self.cores = 0
+        self.cores, self.shapes = 0, []
         asked = []
         for table in tables:
             known = _known(table.chain)
             _check_cores(table, known.shapes)
             self.cores += len(known.shapes)
+            self.shapes += known.shapes
             self.cols.append(known.cols)
             self.weighted.append(None if table.weights is None else table.weights.shape[0])
             self.padding.append(_ready(table.padding_row, known.cols))
@@ -126,12 +129,26 @@ class Planned:
             self.held.append(kept)
         self.batch = native.module.Batch(_TYPES[self.dtype], asked, torch.get_num_threads())
 
-    def forward(self, tensors: Sequence[Tensor], keep: bool) -> Tensor:
+    def _addresses(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
+        """The cores, contiguous, and where they are. They may have changed since they were planned with."""
         cores = [core.contiguous() for core in tensors[: self.cores]]
+        for core, shape in zip(cores, self.shapes, strict=True):
+            if core.shape != shape or not _is_ready(core, self.dtype):
+                raise RuntimeError(
+                    f"a core is now {str(core.dtype)[6:]} of shape {tuple(core.shape)} on {core.device}; forward had "
+                    f"{str(self.dtype)[6:]} of shape {tuple(shape)} on the CPU. Convert layers before forward."
+                )
+        found = [core.data_ptr() for core in cores]
+        if not all(found):
+            raise RuntimeError("a core has no memory: its storage was freed, or is sharded elsewhere.")
+        return cores, found
+
+    def forward(self, tensors: Sequence[Tensor], keep: bool) -> Tensor:
+        _alive, addresses = self._addresses(tensors)
         width = sum(self.cols)
         out = torch.empty((self.rows, width), dtype=self.dtype, device=_CPU)
         self.batch.forward(
-            [core.data_ptr() for core in cores],
+            addresses,
             self._columns(out),
             [width] * len(self.cols),
             [0 if row is None else row.data_ptr() for row in self.padding],
@@ -142,22 +159,23 @@ class Planned:
             self.held, self.padding = [], []
         return out
 
-    def backward(self, tensors: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
-        """Gradients of all ``tensors``, in their dtype."""
-        cores = [core.contiguous() for core in tensors[: self.cores]]
+    def backward(self, tensors: Sequence[Tensor], grad: Tensor, weights: bool = True) -> list[Tensor | None]:
+        """Gradients of all ``tensors``, in their dtype; without ``weights``, ``None`` for those."""
+        cores, addresses = self._addresses(tensors)
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         grad = grad.resolve_neg().contiguous()
         made = [torch.empty(core.shape, dtype=wide, device=_CPU) for core in cores]
         scales = [None if n is None else torch.zeros(n, dtype=torch.float64, device=_CPU) for n in self.weighted]
         self.batch.backward(
-            [core.data_ptr() for core in cores],
+            addresses,
             self._columns(grad),
             [grad.shape[1]] * len(self.cols),
             [one.data_ptr() for one in made],
-            [0 if scale is None else scale.data_ptr() for scale in scales],
+            [0 if scale is None or not weights else scale.data_ptr() for scale in scales],
             torch.get_num_threads(),
         )
-        return [one.to(self.dtype) for one in (*made, *[s for s in scales if s is not None])]
+        found = [scale.to(self.dtype) if weights else None for scale in scales if scale is not None]
+        return [*[one.to(self.dtype) for one in made], *found]
 
     def _columns(self, joined: Tensor) -> list[int]:
         """Where each table's columns begin in ``(rows, sum of cols)``."""
@@ -178,7 +196,11 @@ class _Compute(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return None, *ctx.call.backward(ctx.saved_tensors, grad)
+        call, tensors = ctx.call, ctx.saved_tensors
+        weights = any(ctx.needs_input_grad[1 + call.cores :])
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            ctx.call = None  # a loss that is kept should not keep the plan and the left products
+        return None, *call.backward(tensors, grad, weights)
 
 
 class _Known(NamedTuple):
@@ -196,8 +218,29 @@ def _known(chain: Chain) -> _Known:
     return _Known(handle, tuple(torch.Size(chain.core_shape(k)) for k in range(chain.order)), chain.cols)
 
 
+def _check_memory(tables: Sequence[Table]) -> None:
+    """One dtype, on the CPU: the kernels are given addresses and believe what they are told of them."""
+    dtype = tables[0].cores[0].dtype
+    for table in tables:
+        for tensor in (*table.cores, table.weights, table.padding_row):
+            if tensor is not None and not _is_ready(tensor, dtype):
+                found = f"{type(tensor).__name__} of {str(tensor.dtype)[6:]} on {tensor.device}"
+                found += ", a negated view" * tensor.is_neg()
+                raise ValueError(
+                    f"the kernels compute with plain tensors of one dtype on the CPU, here {str(dtype)[6:]}, got a "
+                    f'{found}; convert it, or use impl="reference".'
+                )
+        for tensor in (table.ids, table.bounds):
+            if tensor is not None and not (tensor.is_cpu and tensor.dtype == torch.int64):
+                raise ValueError(f"ids and offsets must be int64 on the CPU, got {tensor.dtype} on {tensor.device}.")
+    if dtype not in _TYPES:
+        raise ValueError(f"the kernels compute in float32, float64 and bfloat16, not in {str(dtype)[6:]}.")
+
+
 def _check_cores(table: Table, shapes: tuple[torch.Size, ...]) -> None:
     """The kernels read what the chain says: nothing may be smaller."""
+    if len(table.cores) != len(shapes):
+        raise ValueError(f"{len(table.cores)} cores for a chain of {len(shapes)}.")
     for core, shape in zip(table.cores, shapes, strict=True):
         if core.shape != shape:
             raise ValueError(f"a core has shape {tuple(core.shape)}; {table.chain} keeps it as {tuple(shape)}.")
@@ -232,10 +275,15 @@ class Compiled:
         return counts
 
     def prepare(self, chain: Chain, cores: Cores, index: Tensor, prefixes: Prefixes | None) -> Planned:
-        return Planned([Table(chain, cores, index)])
+        return Planned([Table(chain, _single(cores), index)])
 
     def rows(self, chain: Chain, cores: Cores, tape: Planned) -> Tensor:
-        return tape.forward(cores, keep=False)
+        return tape.forward(_single(cores), keep=False).to(cores[0].dtype)
 
     def backward(self, chain: Chain, cores: Cores, tape: Planned, grad: Tensor) -> list[Tensor]:
-        return tape.backward(cores, grad)
+        made = tape.backward(_single(cores), grad.to(tape.dtype))
+        return [one.to(cores[0].dtype) for one in made if one is not None]
+
+
+def _single(cores: Cores) -> Cores:
+    return [core.float() for core in cores] if cores[0].dtype == torch.float16 else cores

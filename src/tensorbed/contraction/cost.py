@@ -14,6 +14,7 @@ from tensorbed.contraction.chain import Chain
 _COPY = 24  # moving one number through memory
 _CALL = 150_000  # one tensor operation: dispatch, allocation
 _GROUP = 120_000  # one more group in a grouped product
+_STORE = 12  # writing one number that was just computed
 _THIN = 2  # a product too small to fill the machine, against a large one
 
 
@@ -41,7 +42,7 @@ def native(chain: Chain, counts: Sequence[int]) -> int:
     total = _CALL // 5
     for k in range(1, chain.order):
         left, _, out = _sizes(chain, k)
-        total += counts[k] * (left * chain.outer(k) + out)
+        total += counts[k] * (left * chain.outer(k) + _STORE * out)
     return total
 
 

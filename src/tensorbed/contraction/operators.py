@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 from tensorbed.contraction.chain import Chain, Cores, take
 from tensorbed.contraction.compiled import Table, compute, takes
 from tensorbed.contraction.executors import EXECUTORS, choose
-from tensorbed.dispatch import full_precision, is_traced, is_transformed
+from tensorbed.dispatch import full_precision, is_recorded, is_traced, is_transformed
 
 IMPLS = ("auto", "reference", *EXECUTORS)
 
@@ -25,7 +25,7 @@ IMPLS = ("auto", "reference", *EXECUTORS)
 def chain_rows(chain: Chain, cores: Cores, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
     """Rows by the named executor, differentiable in the cores. ``index`` is int64 and in range."""
     # Transforms differentiate, batch and nest as they like: only the plain path follows them.
-    if impl == "reference" or index.is_meta or is_transformed():
+    if impl == "reference" or index.is_meta or is_transformed() or is_recorded():
         return take(chain, cores, index)
     if impl in ("auto", "native") and not is_traced(index) and takes(cores, index):
         return compute([Table(chain, cores, index)])

@@ -19,7 +19,7 @@ from tensorbed.structures import Explanation, Format
 class EmbeddingBag(StructuredTable):
     """Bags of rows pooled, with the arguments and behaviour of ``torch.nn.EmbeddingBag``.
 
-    Rows are composed first and pooled after. Rows at ``padding_idx`` do not take part.
+    Rows at ``padding_idx`` do not take part.
 
     Args:
         num_embeddings, embedding_dim, format, padding_idx, std, impl: see :class:`Embedding`.
@@ -129,7 +129,7 @@ class EmbeddingBag(StructuredTable):
         return table._replace(
             padding_idx=self.padding_idx,
             bounds=bags.bounds(),
-            weights=bags.per_sample_weights,
+            weights=None if bags.per_sample_weights is None else bags.per_sample_weights.resolve_neg(),
             mean=self.mode == "mean",
         )
 
@@ -156,12 +156,13 @@ class EmbeddingBag(StructuredTable):
         unique, inverse, times = torch.unique(bags.index, return_inverse=True, return_counts=True)
         rows = lookup(self.structure, self.params(), unique, impl=self.impl)
         if self.scale_grad_by_freq:
-            rows = scale_gradient(rows, times)
+            # Sums over many indices leave half precision before they are divided by their number.
+            rows = scale_gradient(rows.float() if rows.dtype.itemsize < 4 else rows, times)
         padding = None
         if self.padding_idx is not None:
             at = (unique == self.padding_idx).nonzero()
             padding = int(at[0]) if at.numel() else None
-        return pool_unique(rows, inverse, bags, self.mode, padding)
+        return pool_unique(rows, inverse, bags, self.mode, padding).to(self._dtype)
 
     def extra_repr(self) -> str:
         last = ", include_last_offset=True" if self.include_last_offset else ""

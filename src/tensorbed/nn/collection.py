@@ -139,8 +139,8 @@ class EmbeddingBagCollection(nn.Module):
     def _pooled(self, bags: Sequence[Bags], ids: Tensor | None) -> Tensor:  # -> (B, embedding_dim)
         """Checked bags, one for each table in order, pooled side by side: the one place that computes anything.
 
-        Here all work is known before any is done, so that one call may do it in one pass. What follows is the way that
-        works everywhere: table after table.
+        Here all work is known before any is done: the compiled kernels do theirs in one call. Tables they do not take
+        are pooled one after the other.
 
         Args:
             bags: every table's, ``B`` each, their indices in range.
@@ -150,6 +150,9 @@ class EmbeddingBagCollection(nn.Module):
         with full_precision(bags[0].index):
             tables = [self._compiled(layer, b, ids) for layer, b in zip(layers, bags, strict=True)]
             together = [table for table in tables if table is not None]
+            # Converted one by one after construction, tables may differ: then each is computed by itself.
+            if len({table.cores[0].dtype for table in together}) > 1:
+                return torch.cat([layer._pooled(b) for layer, b in zip(layers, bags, strict=True)], 1)
             if len(together) == len(tables):
                 return compute(together)
             made = iter(_side_by_side(together))

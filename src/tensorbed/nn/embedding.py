@@ -51,7 +51,7 @@ class Embedding(StructuredTable):
         table = compiled_table(self.structure, params, index, self.impl)
         if table is not None:
             if self.padding_idx is not None:
-                table = table._replace(padding_idx=self.padding_idx, padding_row=self.padding_row)
+                table = table._replace(padding_idx=self.padding_idx, padding_row=self._padding_like(table.cores[0]))
             rows = shaped_like(index, compute([table]))
             return scale_by_frequency(rows, index) if self.scale_grad_by_freq else rows
         rows = lookup(self.structure, params, index, impl=self.impl)
@@ -59,7 +59,12 @@ class Embedding(StructuredTable):
             rows = scale_by_frequency(rows, index)
         if self.padding_row is None or self.padding_idx is None:
             return rows
-        return torch.where(index.eq(self.padding_idx)[..., None], self.padding_row, rows)
+        padding = self.padding_row.to(rows.dtype)
+        return torch.where(index.eq(self.padding_idx)[..., None], padding, rows)
+
+    def _padding_like(self, tensor: Tensor) -> Tensor | None:
+        """The padding row in the dtype of the parameters, which mixed precision may have cast without it."""
+        return None if self.padding_row is None else self.padding_row.resolve_neg().to(tensor.dtype)
 
     def explain(self, index: Tensor) -> Explanation:  # (*)
         """What :meth:`forward` would do with these indices, counted and not done: ``print(layer.explain(index))``."""

@@ -132,6 +132,8 @@ def _why(path: str, costs: Mapping[str, float], impl: str) -> str:
         return "there is nothing to compute"
     if impl != "auto":
         return f'as asked by impl="{impl}"'
+    if path == "native":
+        return "the compiled kernels take every batch on a CPU"
     others = sorted((cost / costs[path], name) for name, cost in costs.items() if name != path)
     return ", ".join(["least counted cost", *(f"{name} has {times:,.1f}x that" for times, name in others[:1])])
 
