@@ -3,7 +3,8 @@
 By default glibc gives memory back to the system when much of it is free, and every page that is asked for again is
 handed out by the kernel one by one, zeroed: a microsecond each on a virtual machine, 2 ms for the 8 MB of 4,096 rows,
 several times what it takes to compute them. Which implementation pays depends on who freed what before it. Allocators
-that training on CPUs is advised to use keep freed memory; here glibc is told to, for all alike.
+that training on CPUs is advised to use keep freed memory; here glibc is told to, for all alike. Blocks above 32 MiB it
+takes from freed memory only where a large enough piece lies free: those rows depend on what ran before.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from contextlib import suppress
 
 _TRIM, _MMAP = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
 _KEPT = 2**30
+_kept: list[bool] = []
 _LARGEST = 32 * 2**20  # beyond this the kernel is asked for each block itself, and glibc allows no more
 
 
@@ -20,5 +22,10 @@ def keep_freed_memory() -> bool:
     """Ask for it; whether there is a glibc that does."""
     with suppress(OSError, AttributeError):
         libc = ctypes.CDLL("libc.so.6")
-        return bool(libc.mallopt(_TRIM, _KEPT)) and bool(libc.mallopt(_MMAP, _LARGEST))
-    return False
+        _kept.append(bool(libc.mallopt(_TRIM, _KEPT)) and bool(libc.mallopt(_MMAP, _LARGEST)))
+    return freed_memory_is_kept()
+
+
+def freed_memory_is_kept() -> bool:
+    """Whether it was asked for in this process."""
+    return bool(_kept) and _kept[-1]

@@ -48,16 +48,20 @@ class Limit:
     both_ms: float
 
 
-def measure_machine(side: int = 2048, copied: int = 2**28, repeats: int = 7) -> Machine:
-    """Best of several, at the threads the run uses: ``torch.mm`` of ``side^3``, a copy counted as read and written."""
-    a, b = torch.randn(side, side), torch.randn(side, side)
-    product = torch.empty(side, side)
+def measure_machine(sides: Sequence[int] = (512, 1024, 2048), copied: int = 2**28, repeats: int = 7) -> Machine:
+    """Best of several, at the threads the run uses: ``torch.mm`` of each ``side^3``, a copy as read and written."""
     source = torch.ones(copied // _FLOAT)
     target = torch.empty_like(source)
     with torch.no_grad():
-        multiply = _best(lambda: torch.mm(a, b, out=product), repeats)
+        flops = max(_product_flops(side, repeats * max(1, 1024 // side)) for side in sides)
         copy = _best(lambda: target.copy_(source), repeats)
-    return Machine(2 * side**3 / multiply, 2 * _FLOAT * source.numel() / copy)
+    return Machine(flops, 2 * _FLOAT * source.numel() / copy)
+
+
+def _product_flops(side: int, repeats: int) -> float:
+    """Floating-point operations a second of the best of so many square products."""
+    a, b, product = torch.randn(side, side), torch.randn(side, side), torch.empty(side, side)
+    return 2 * side**3 / _best(lambda: torch.mm(a, b, out=product), repeats)
 
 
 def limit(workload: Workload, machine: Machine) -> Limit:

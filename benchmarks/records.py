@@ -16,9 +16,11 @@ from typing import Any
 import torch
 
 import tensorbed as tb
+from benchmarks.allocator import freed_memory_is_kept
 from benchmarks.floors import judge
 from benchmarks.peers import PEERS
 from benchmarks.results import Report, Result
+from tensorbed.info import info
 
 _PACKAGES = ("tensorly", "tensorly-torch", "torchtt", "numpy")
 
@@ -48,6 +50,8 @@ def about(report: Report) -> dict[str, Any]:
             "tensorbed": tb.__version__,
             **{package: _version(package) for package in _PACKAGES},
         },
+        "kernels": str(info().kernels),
+        "freed_memory_kept": freed_memory_is_kept(),
         "commit": commit(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "rounds_asked": report.rounds,

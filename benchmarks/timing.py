@@ -16,7 +16,8 @@ _LOOP = 0.1  # seconds: a round of calls too short for the clock lasts no longer
 # A turn repeats its call, as torch.utils.benchmark does, so that it is timed as it runs by itself and not by what the
 # turn before left in the caches; calls of more than this many seconds are made once.
 _REPEATS, _BURST = 10, 0.03
-_COLD = 4  # budgets: a layer whose first call takes longer is not called again
+_COLD = 20  # budgets: a layer whose first call takes longer is not called again
+_FEWEST, _LONG = 3, 5.0  # rounds that a layer gets whatever its budget, unless a turn takes this many seconds
 
 
 @dataclass(frozen=True)
@@ -102,10 +103,15 @@ class Contestant:
 
     def take_turn(self, budget: float) -> None:
         """One round, without what has used up its time."""
-        if not self.lookups or (self.warm and self.looking <= budget):
+        if self._goes_on(len(self.lookups), self.looking, budget):
             self._look(self.calls)
-        if not self.steps or (self.warm and self.training <= budget):
+        if self._goes_on(len(self.steps), self.training, budget):
             self._train(self.calls)
+
+    def _goes_on(self, rounds: int, seconds: float, budget: float) -> bool:
+        if rounds == 0 or not self.warm:
+            return rounds == 0
+        return seconds <= budget or (rounds < _FEWEST and seconds < _LONG * rounds)
 
     def timed(self) -> Timed:
         forward, tracked = (Times(tuple(column)) for column in zip(*self.lookups, strict=True))

@@ -69,6 +69,6 @@ def test_tables_add_up():
 
 
 def test_the_machine_is_measured():
-    machine = measure_machine(side=32, copied=2**12, repeats=1)
+    machine = measure_machine(sides=(32,), copied=2**12, repeats=1)
     assert machine.flops > 0
     assert machine.bandwidth > 0

@@ -195,7 +195,7 @@ def test_cores_of_other_shapes_are_refused():
             with pytest.raises(ValueError, match="a core has shape"):
                 compute([Table(chain, [*cores[:k], wrong, *cores[k + 1 :]], ids)])
     for some in (cores[:2], [*cores, cores[0]]):
-        with pytest.raises(ValueError, match="zip"):
+        with pytest.raises(ValueError, match="cores for a chain of"):
             compute([Table(chain, some, ids)])
     with pytest.raises(ValueError, match="padding_row has shape"):
         compute([Table(chain, cores, ids, 3, torch.zeros(chain.cols - 1, dtype=torch.float64))])
@@ -213,7 +213,7 @@ def test_other_dtypes_and_mixtures_go_another_way_or_are_refused():
     layer = tb.Embedding(1_000, 24, tb.TensorTrain(rank=3))
     params = {name: p.detach() for name, p in layer.params().items()}
     mixed = {**params, "core_1": params["core_1"].double()}
-    with pytest.raises(ValueError, match=r'impl="native" computes on the CPU with tensors of one dtype, got float32'):
+    with pytest.raises(ValueError, match='impl="native" computes on the CPU, with plain tensors of one dtype'):
         lookup(layer.structure, mixed, torch.arange(4), impl="native")
 
 
