@@ -79,7 +79,6 @@ def _lookup(result: Result, name: str) -> dict[str, Any]:
         "implementation": name,
         "rounds": timed.rounds if timed else 0,
         "forward_rounds": len(timed.forward.rounds) if timed else 0,
-        "warm": timed.warm if timed else None,
         "forward_ms": timed.forward.record() if timed else None,
         "forward_grad_mode_ms": timed.tracked.record() if timed else None,
         "forward_backward_ms": timed.both.record() if timed else None,

@@ -79,11 +79,7 @@ def _workload_row(result: Result, name: str) -> tuple[str, ...]:
 
 def _few_rounds(result: Result, rounds: int) -> list[str]:
     """Those whose time was used up before the last round."""
-    few = [
-        f"{name} {timed.rounds}{'' if timed.warm else ', cold'}"
-        for name, timed in result.times.items()
-        if timed.rounds < rounds
-    ]
+    few = [f"{name} {timed.rounds}" for name, timed in result.times.items() if timed.rounds < rounds]
     return [f"fewer rounds: {'; '.join(few)}"] if few else []
 
 

@@ -16,7 +16,7 @@ _LOOP = 0.1  # seconds: a round of calls too short for the clock lasts no longer
 # A turn repeats its call, as torch.utils.benchmark does, so that it is timed as it runs by itself and not by what the
 # turn before left in the caches; calls of more than this many seconds are made once.
 _REPEATS, _BURST = 10, 0.03
-_COLD = 20  # budgets: a layer whose first call takes longer is not called again
+_SLOW = 4  # budgets: a layer whose first call takes longer is called once more, at once, and that is its time
 _FEWEST, _LONG = 3, 5.0  # rounds that a layer gets whatever its budget, unless a turn takes this many seconds
 
 
@@ -53,14 +53,12 @@ class Timed:
         tracked: a lookup as it is in training, whose backward pass may follow.
         both: forward and backward.
         step: a training step, that is ``zero_grad``, forward, backward and the optimiser.
-        warm: whether a first call went before; one that takes very long is made once and counts.
     """
 
     forward: Times
     tracked: Times
     both: Times
     step: Times
-    warm: bool = True
 
     @property
     def rounds(self) -> int:
@@ -81,25 +79,28 @@ class Contestant:
     ids: Tensor
     gradient: Tensor
     calls: int = 1
-    warm: bool = True
+    finished: bool = False
     lookups: list[tuple[float, float]] = field(default_factory=list)  # without and with gradients
     steps: list[tuple[float, float]] = field(default_factory=list)  # forward and backward, the whole step
     looking: float = 0.0  # seconds
     training: float = 0.0
 
     def warm_up(self, budget: float) -> None:
-        """Let caches and the optimiser's state be made; a first call of several budgets is the measurement."""
+        """Let caches and the optimiser's state be made; after a first call of several budgets one more is the measurement."""
         self._look(1)
         self._train(1)
-        if self.calls == 1 and self.looking + self.training > _COLD * budget:
-            self.warm = False
-            return
+        slow = self.calls == 1 and self.looking + self.training > _SLOW * budget
         if self.looking + self.training < budget / 4:
             self._look(1)
             self._train(1)
         self.lookups.clear()
         self.steps.clear()
         self.looking = self.training = 0.0
+        if slow:
+            # Now, while no other peer holds gigabytes beside it.
+            self._look(1)
+            self._train(1)
+            self.finished = True
 
     def take_turn(self, budget: float) -> None:
         """One round, without what has used up its time."""
@@ -109,14 +110,14 @@ class Contestant:
             self._train(self.calls)
 
     def _goes_on(self, rounds: int, seconds: float, budget: float) -> bool:
-        if rounds == 0 or not self.warm:
+        if rounds == 0 or self.finished:
             return rounds == 0
         return seconds <= budget or (rounds < _FEWEST and seconds < _LONG * rounds)
 
     def timed(self) -> Timed:
         forward, tracked = (Times(tuple(column)) for column in zip(*self.lookups, strict=True))
         both, step = (Times(tuple(column)) for column in zip(*self.steps, strict=True))
-        return Timed(forward, tracked, both, step, self.warm)
+        return Timed(forward, tracked, both, step)
 
     def _look(self, calls: int) -> None:
         begin = time.perf_counter()
