@@ -86,7 +86,7 @@ class Contestant:
     training: float = 0.0
 
     def warm_up(self, budget: float) -> None:
-        """Let caches and the optimiser's state be made; after a first call of several budgets one more is the measurement."""
+        """Let caches and the optimiser's state be made; a first call of several budgets is repeated once, and done."""
         self._look(1)
         self._train(1)
         slow = self.calls == 1 and self.looking + self.training > _SLOW * budget
