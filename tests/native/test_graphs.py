@@ -103,6 +103,13 @@ def test_operators_refuse_what_the_kernels_would_misread():
     weights = torch.ones(3, dtype=torch.float64)
     with pytest.raises(ValueError, match="got a Tensor of float64"):
         bags._bags_op(index, bounds, weights, cores(), CHAIN.packed(), False, -1)
+    with pytest.raises(ValueError, match=r"weights of shape \(2,\) for 3 ids"):
+        bags._bags_op(index, bounds, torch.ones(2), cores(), CHAIN.packed(), False, -1)
+    with pytest.raises(ValueError, match="gradient is"):
+        bags._backward_op(torch.ones(1, 6), index, bounds, None, cores(), CHAIN.packed(), False, -1)
+    tables = [compiled.Table(CHAIN, cores(), index), compiled.Table(CHAIN, cores(), index[:2])]
+    with pytest.raises(ValueError, match="a table gives 2 rows, the first one 3"):
+        compiled.compute(tables)
     with pytest.raises(ValueError, match="1 cores for a chain of 2"):
         compiled.Planned([compiled.Table(CHAIN, cores()[:1], index)])
 

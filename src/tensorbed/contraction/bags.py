@@ -69,14 +69,10 @@ def _bags_op(
 
 
 @_bags_op.register_fake
-def _(
-    index: Tensor,
-    bounds: Tensor,
-    weights: Tensor | None,
-    cores: Sequence[Tensor],
-    sizes: Sequence[int],
-    mean: bool,
-    skip: int,
+def _fake_bags(
+    index: Any, bounds: Tensor, weights: Any, cores: Sequence[Tensor], sizes: Sequence[int], *_: Any
+) -> Tensor:
+    index: Any, bounds: Tensor, weights: Any, cores: Sequence[Tensor], sizes: Sequence[int], *_: Any
 ) -> Tensor:
     return cores[0].new_empty(bounds.shape[0] - 1, Chain.unpacked(sizes).cols)
 
@@ -105,15 +101,8 @@ def _backward_op(
 
 
 @_backward_op.register_fake
-def _(
-    grad: Tensor,
-    index: Tensor,
-    bounds: Tensor,
-    weights: Tensor | None,
-    cores: Sequence[Tensor],
-    sizes: Sequence[int],
-    mean: bool,
-    skip: int,
+def _fake_gradients(
+    grad: Any, index: Any, bounds: Any, weights: Tensor | None, cores: Sequence[Tensor], *_: Any
 ) -> list[Tensor]:
     made = [torch.empty_like(core, memory_format=torch.contiguous_format) for core in cores]
     return made if weights is None else [*made, weights.new_empty(weights.shape)]

@@ -123,6 +123,7 @@ class Planned:
             self.shapes += known.shapes
             self.cols.append(known.cols)
             self.weighted.append(None if table.weights is None else table.weights.shape[0])
+            _check_counts(table, self.rows)
             self.padding.append(_ready(table.padding_row, known.cols))
             request, kept = _asked(table, known.handle)
             asked.append(request)
@@ -164,6 +165,11 @@ class Planned:
         cores, addresses = self._addresses(tensors)
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         grad = grad.resolve_neg().contiguous()
+        if grad.shape != (self.rows, sum(self.cols)) or not _is_ready(grad, self.dtype):
+            raise ValueError(
+                f"the gradient is {grad.dtype} of shape {tuple(grad.shape)}; the output was {self.dtype} of shape "
+                f"{(self.rows, sum(self.cols))}."
+            )
         made = [torch.empty(core.shape, dtype=wide, device=_CPU) for core in cores]
         scales = [None if n is None else torch.zeros(n, dtype=torch.float64, device=_CPU) for n in self.weighted]
         self.batch.backward(
@@ -244,6 +250,15 @@ def _check_cores(table: Table, shapes: tuple[torch.Size, ...]) -> None:
     for core, shape in zip(table.cores, shapes, strict=True):
         if core.shape != shape:
             raise ValueError(f"a core has shape {tuple(core.shape)}; {table.chain} keeps it as {tuple(shape)}.")
+
+
+def _check_counts(table: Table, rows: int) -> None:
+    """As many rows or bags from every table as there is room for, and a weight for each id."""
+    given = table.ids.shape[0] if table.bounds is None else table.bounds.shape[0] - 1
+    if given != rows:
+        raise ValueError(f"a table gives {given} rows, the first one {rows}; all of a call give the same number.")
+    if table.weights is not None and table.weights.shape != table.ids.shape:
+        raise ValueError(f"weights of shape {tuple(table.weights.shape)} for {table.ids.shape[0]} ids: one for each.")
 
 
 def _ready(row: Tensor | None, cols: int) -> Tensor | None:

@@ -119,9 +119,14 @@ class EmbeddingBag(StructuredTable):
                 return compute([table])
             return self._pool_rows(bags) if self._by_itself(bags) else self._pool_unique(bags)
 
+    @property
+    def _is_linear(self) -> bool:
+        """Whether bags are sums of weighted rows, and so are their gradients: what the kernels pool."""
+        return self.mode != "max" and not self.scale_grad_by_freq
+
     def _compiled(self, bags: Bags) -> Table | None:
         """What to ask of the compiled kernels, where they pool such bags."""
-        if self.mode == "max" or self.scale_grad_by_freq:
+        if not self._is_linear:
             return None
         table = compiled_table(self.structure, self.params(), bags.index, self.impl)
         if table is None:
@@ -138,7 +143,7 @@ class EmbeddingBag(StructuredTable):
         index = bags.index
         if not is_traced(index) or torch.compiler.is_exporting() or is_transformed():
             return None
-        if self.mode == "max" or self.scale_grad_by_freq or index.device.type != "cpu":
+        if not self._is_linear or index.device.type != "cpu":
             return None
         found = self.structure.as_chain(self.params())
         if found is None or not can_trace(found[1], self.impl):
