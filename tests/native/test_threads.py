@@ -36,6 +36,21 @@ def gradients(out, tensors, seed=5):
     return torch.autograd.grad(out, tensors, draw_grad(*out.shape, dtype=out.dtype, seed=seed), retain_graph=True)
 
 
+def assert_same_on_any_number_of_threads(isa, module, call):
+    """Forward to the bit; backward to the bit when repeated, and near from one number to another."""
+    found = []
+    for count in (1, 2, 4):
+        with kernels_of(isa), on_threads(count):
+            out = call()
+            once, again = (gradients(out, list(module.parameters())) for _ in range(2))
+        found.append((out.detach(), once))
+        assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
+    for out, grads in found[1:]:
+        assert torch.equal(out, found[0][0])
+        for one, other in zip(grads, found[0][1], strict=True):
+            assert_near(one, other)
+
+
 @every_isa
 @every_dtype
 @pytest.mark.parametrize("chain", LARGE.values(), ids=LARGE.keys())
@@ -130,17 +145,7 @@ def test_bags_are_the_same_on_any_number_of_threads(isa, dtype, mode, format):
     )
     ids, offsets, weights = bags_of(layer)
     given = (ids, offsets, weights if mode == "weighted" else None)
-    found = []
-    for count in (1, 2, 4):
-        with kernels_of(isa), on_threads(count):
-            out = layer(*given)
-            once, again = (gradients(out, list(layer.parameters())) for _ in range(2))
-        found.append((out.detach(), once))
-        assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
-    for out, grads in found[1:]:
-        assert torch.equal(out, found[0][0])
-        for one, other in zip(grads, found[0][1], strict=True):
-            assert_near(one, other)
+    assert_same_on_any_number_of_threads(isa, layer, lambda: layer(*given))
 
 
 def collection():
@@ -172,17 +177,7 @@ def batches():
 @pytest.mark.parametrize("given", ["ids", "bags"])
 def test_collections_are_the_same_on_any_number_of_threads(isa, given):
     layers, batch = collection(), batches()[given]
-    found = []
-    for count in (1, 2, 4):
-        with kernels_of(isa), on_threads(count):
-            out = layers(batch).values
-            once, again = (gradients(out, list(layers.parameters())) for _ in range(2))
-        found.append((out.detach(), once))
-        assert all(torch.equal(one, other) for one, other in zip(once, again, strict=True))
-    for out, grads in found[1:]:
-        assert torch.equal(out, found[0][0])
-        for one, other in zip(grads, found[0][1], strict=True):
-            assert_near(one, other)
+    assert_same_on_any_number_of_threads(isa, layers, lambda: layers(batch).values)
 
 
 @pytest.mark.parametrize("given", ["ids", "bags"])

@@ -72,8 +72,6 @@ def _bags_op(
 def _fake_bags(
     index: Any, bounds: Tensor, weights: Any, cores: Sequence[Tensor], sizes: Sequence[int], *_: Any
 ) -> Tensor:
-    index: Any, bounds: Tensor, weights: Any, cores: Sequence[Tensor], sizes: Sequence[int], *_: Any
-) -> Tensor:
     return cores[0].new_empty(bounds.shape[0] - 1, Chain.unpacked(sizes).cols)
 
 
