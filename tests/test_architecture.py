@@ -24,6 +24,7 @@ ROOMS = (
     ("contraction", "decompose"),
     ("structures",),
     ("fitting", "functional", "pooling"),
+    ("vocabulary",),
     ("nn",),
     ("tensorbed",),
     ("testing", "figures", "info"),
@@ -57,7 +58,9 @@ def test_dependencies_point_one_way(path):
     assert not {r for r in imported_rooms(path) if LEVEL[r] > LEVEL[here]}
 
 
-@pytest.mark.parametrize("folder", ["nn", "fitting.py", "functional.py", "pooling.py", "contraction", "dispatch.py"])
+@pytest.mark.parametrize(
+    "folder", ["nn", "fitting.py", "functional.py", "pooling.py", "vocabulary", "contraction", "dispatch.py"]
+)
 def test_no_structure_is_known_by_name_outside_its_file(folder):
     """Shorthands are names for structures and the only exception."""
     place = SOURCE / folder

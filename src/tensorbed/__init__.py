@@ -6,36 +6,48 @@ from tensorbed.nn import (
     Embedding,
     EmbeddingBag,
     EmbeddingBagCollection,
+    Head,
     LowRankEmbedding,
     LowRankEmbeddingBag,
+    LowRankHead,
     TREmbedding,
     TREmbeddingBag,
+    TRHead,
     TTEmbedding,
     TTEmbeddingBag,
+    TTHead,
+    embedding_and_head,
 )
 from tensorbed.shapes import suggest_shape
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.low_rank import LowRank
 from tensorbed.structures.tensor_ring import TensorRing
 from tensorbed.structures.tensor_train import TensorTrain
+from tensorbed.vocabulary.calls import linear_cross_entropy
 
 __all__ = [
     "Dense",
     "Embedding",
     "EmbeddingBag",
     "EmbeddingBagCollection",
+    "Head",
     "LowRank",
     "LowRankEmbedding",
     "LowRankEmbeddingBag",
+    "LowRankHead",
     "TREmbedding",
     "TREmbeddingBag",
+    "TRHead",
     "TTEmbedding",
     "TTEmbeddingBag",
+    "TTHead",
     "TensorRing",
     "TensorTrain",
     "__version__",
+    "embedding_and_head",
     "functional",
     "indexing",
+    "linear_cross_entropy",
     "nn",
     "structures",
     "suggest_shape",

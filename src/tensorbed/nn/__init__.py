@@ -3,24 +3,34 @@
 from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.collection import EmbeddingBagCollection, Pooled
 from tensorbed.nn.embedding import Embedding
+from tensorbed.nn.head import EmbeddingAndHead, Head, embedding_and_head
 from tensorbed.nn.named import (
     LowRankEmbedding,
     LowRankEmbeddingBag,
+    LowRankHead,
     TREmbedding,
     TREmbeddingBag,
+    TRHead,
     TTEmbedding,
     TTEmbeddingBag,
+    TTHead,
 )
 
 __all__ = [
     "Embedding",
+    "EmbeddingAndHead",
     "EmbeddingBag",
     "EmbeddingBagCollection",
+    "Head",
     "LowRankEmbedding",
     "LowRankEmbeddingBag",
+    "LowRankHead",
     "Pooled",
     "TREmbedding",
     "TREmbeddingBag",
+    "TRHead",
     "TTEmbedding",
     "TTEmbeddingBag",
+    "TTHead",
+    "embedding_and_head",
 ]

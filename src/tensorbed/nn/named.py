@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.embedding import Embedding
+from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 from tensorbed.shapes import Shape
 from tensorbed.structures.formats import DEFAULT_RANK
@@ -117,6 +118,92 @@ class _LowRanked(StructuredTable):
         format = LowRank(rank=rank, ratio=ratio, rel_error=rel_error)
         layer: Self = super().from_pretrained(table, format, freeze, **options)  # type: ignore[misc]
         return layer
+
+
+class _ChainedHead(Head):
+    """Constructor of heads over a chain of cores."""
+
+    _format: ClassVar[type[TensorTrain] | type[TensorRing]]
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        rank: int = DEFAULT_RANK,
+        *,
+        ranks: Sequence[int] | None = None,
+        ratio: float | None = None,
+        order: int = 3,
+        shape: Shape | None = None,
+        bias: bool = False,
+        **options: Any,
+    ) -> None:
+        format = self._format(**_sizes(rank, ranks=ranks, ratio=ratio), order=order, shape=shape)
+        super().__init__(in_features, num_classes, format, bias, **options)
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        table: Tensor,
+        freeze: bool = True,
+        *,
+        rank: int | None = None,
+        ranks: Sequence[int] | None = None,
+        ratio: float | None = None,
+        rel_error: float | None = None,
+        order: int = 3,
+        shape: Shape | None = None,
+        **options: Any,
+    ) -> Self:
+        """Fit to a trained weight by ``rank``, ``ranks``, ``ratio`` or ``rel_error``; the rest as in :class:`Head`."""
+        format = cls._format(rank=rank, ranks=ranks, ratio=ratio, rel_error=rel_error, order=order, shape=shape)
+        return super().from_pretrained(table, format, freeze, **options)
+
+
+class TTHead(_ChainedHead):
+    """:class:`Head` over a tensor train: ``tb.TTHead(512, 267735, rank=16)``.
+
+    ``shape`` is that of the table, ``((vocabulary factors), (feature factors))``.
+    """
+
+    _format = TensorTrain
+
+
+class TRHead(_ChainedHead):
+    """:class:`Head` over a tensor ring."""
+
+    _format = TensorRing
+
+
+class LowRankHead(Head):
+    """:class:`Head` over ``U @ V.T``."""
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        rank: int = DEFAULT_RANK,
+        *,
+        ratio: float | None = None,
+        bias: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(in_features, num_classes, LowRank(**_sizes(rank, ratio=ratio)), bias, **options)
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        table: Tensor,
+        freeze: bool = True,
+        *,
+        rank: int | None = None,
+        ratio: float | None = None,
+        rel_error: float | None = None,
+        **options: Any,
+    ) -> Self:
+        """Fit to a trained weight by ``rank``, ``ratio`` or ``rel_error``; the rest as in :class:`Head`."""
+        format = LowRank(rank=rank, ratio=ratio, rel_error=rel_error)
+        return super().from_pretrained(table, format, freeze, **options)
 
 
 def _sizes(rank: int, **others: Any) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Self, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,7 @@ from tensorbed.fitting import check_table, fit_table
 from tensorbed.functional import check_impl
 from tensorbed.structures import Format, Params, Structure
 from tensorbed.structures.formats import Budget
+from tensorbed.vocabulary.scorer import Vocabulary
 
 
 class TableOptions(TypedDict, total=False):
@@ -40,6 +41,11 @@ class StructuredTable(nn.Module):
         fit_error: relative Frobenius error of :meth:`from_pretrained`, else ``None``.
     """
 
+    # What a layer calls the rows and columns of its table.
+    _size_names: ClassVar[tuple[str, str]] = ("num_embeddings", "embedding_dim")
+
+    num_embeddings: int
+    embedding_dim: int
     padding_row: Tensor | None
 
     def __init__(
@@ -84,20 +90,24 @@ class StructuredTable(nn.Module):
         padding_idx = wrapped_padding_idx(padding_idx, structure.rows)
         super().__init__()
         self.structure = structure
-        self.num_embeddings = structure.rows
-        self.embedding_dim = structure.cols
+        for name, size in zip(self._size_names, (structure.rows, structure.cols), strict=True):
+            setattr(self, name, size)
         self.padding_idx = padding_idx
         self.max_norm, self.norm_type, self.sparse = None, norm_type, False
         self.scale_grad_by_freq = scale_grad_by_freq
         self.std, self.impl = std, impl
         self.fit_error: float | None = None
-        for spec in structure.tensors():
+        self._make_tensors(device, dtype)
+
+    def _make_tensors(self, device: torch.device | str | None, dtype: torch.dtype) -> None:
+        """Empty ones, with a padding row of zeros where there is one."""
+        for spec in self.structure.tensors():
             tensor = torch.empty(spec.shape, device=device, dtype=spec.dtype or dtype)
             if spec.trainable:
                 self.register_parameter(spec.name, nn.Parameter(tensor))
             else:
                 self.register_buffer(spec.name, tensor)
-        row = None if padding_idx is None else torch.zeros(structure.cols, device=device, dtype=dtype)
+        row = None if self.padding_idx is None else torch.zeros(self.structure.cols, device=device, dtype=dtype)
         self.register_buffer("padding_row", row)
 
     @classmethod
@@ -142,7 +152,7 @@ class StructuredTable(nn.Module):
             return
         if not self.structure.can_initialise:
             raise NotImplementedError(f"{self.structure.kind} cannot be drawn at random.")
-        std = self.std or (2 / (self.num_embeddings + self.embedding_dim)) ** 0.5
+        std = self.std or (2 / (self.structure.rows + self.structure.cols)) ** 0.5
         info = torch.finfo(self._dtype)
         if not info.tiny <= std <= info.max / 16:
             raise ValueError(f"std={std:g} is outside what a table of {self._dtype} can hold; choose another.")
@@ -169,10 +179,14 @@ class StructuredTable(nn.Module):
         params = self.params()
         with full_precision(next(iter(params.values()))):
             table = self.structure.full(params)
-        if self.padding_row is None:
+        row = self._constant_row()
+        if row is None:
             return table
         at = torch.tensor([self.padding_idx], device=table.device)
-        return table.index_copy(0, at, self.padding_row[None])
+        return table.index_copy(0, at, row[None])
+
+    def _constant_row(self) -> Tensor | None:
+        return self.padding_row
 
     @property
     def cores(self) -> tuple[Tensor, ...]:
@@ -189,7 +203,7 @@ class StructuredTable(nn.Module):
 
     @property
     def _dense_bytes(self) -> int:
-        return self.num_embeddings * self.embedding_dim * self._dtype.itemsize
+        return self.structure.rows * self.structure.cols * self._dtype.itemsize
 
     @property
     def _stored_bytes(self) -> int:
@@ -209,7 +223,7 @@ class StructuredTable(nn.Module):
 
     def extra_repr(self) -> str:
         parts = [
-            f"{self.num_embeddings}, {self.embedding_dim}",
+            self._sizes_shown(),
             self.structure.kind,
             self.structure.describe(),
         ]
@@ -219,6 +233,14 @@ class StructuredTable(nn.Module):
             parts.append("scale_grad_by_freq=True")
         parts.append(f"parameters={self._stored_numbers:,}, ratio={self.compression_ratio:.4g}")
         return ", ".join(dict.fromkeys(parts))
+
+    def _sizes_shown(self) -> str:
+        return f"{self.structure.rows}, {self.structure.cols}"
+
+    def vocabulary(self, bias: Tensor | None = None) -> Vocabulary:
+        """The table as what hidden vectors are scored against, for a loss or a tied head."""
+        tensors = tuple(self.params().values())
+        return Vocabulary(self.structure, tensors, bias, self.padding_idx, self._constant_row())
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         errors: list[str] = args[-1]

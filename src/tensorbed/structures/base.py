@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from tensorbed.checks import require_positive
 from tensorbed.contraction.chain import Chain
+from tensorbed.contraction.projection import Way, rows_by_autograd
 from tensorbed.structures.explanation import Explanation
 
 Params = Mapping[str, Tensor]
@@ -121,6 +122,41 @@ class Structure(ABC):
         index = torch.arange(start, stop, device=x.device)
         rows = self.take(p, index) if torch.compiler.is_exporting() else self.lookup(p, index, "auto")
         return x @ rows.T
+
+    def ways(self) -> list[Way]:
+        """How scores of all rows, ``x @ table.T``, can be computed, for the loss and the head to choose from."""
+        return [self.way_by_rows(self.rows * (self.row_multiply_adds or self.cols))]
+
+    def way_by_rows(self, making: int) -> Way:
+        """Rows made block by block; ``making`` is how many multiply-adds that takes for all of them."""
+        names = [spec.name for spec in self.tensors()]
+
+        def rows(leaves: Sequence[Tensor], start: int, stop: int) -> Tensor:
+            index = torch.arange(start, stop, device=leaves[0].device)
+            return self.lookup(dict(zip(names, leaves, strict=True)), index, "auto")
+
+        return Way(
+            name="rows",
+            multiply_adds=self.rows * self.cols,
+            making=making,
+            making_numbers=self.rows * self.cols,
+            by_block=True,
+            kept=0,
+            spared=0,
+            step=1,
+            open=lambda tensors, dtype: rows_by_autograd(tensors, dtype, rows),
+        )
+
+    def cross_entropy(self, p: Params, x: Tensor, target: Tensor, chunk: int, **options: Any) -> Tensor | None:
+        """The mean, sum or list of losses where somebody else computes it as well without logits; ``None`` elsewhere.
+
+        At most ``chunk`` vectors at a time; the options are those of ``torch.nn.functional.linear_cross_entropy``.
+
+        Shape:
+            - x: ``(n, cols)``
+            - target: ``(n,)``, checked
+        """
+        return None
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         """Draw the tensors in place so that the table's entries have mean 0 and exactly this standard deviation."""

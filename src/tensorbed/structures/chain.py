@@ -6,17 +6,21 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from operator import mul
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from tensorbed.checks import require_positive
+from tensorbed.contraction import through
 from tensorbed.contraction.chain import Chain, full, sum_of_squares, take
 from tensorbed.contraction.cost import multiply_adds
 from tensorbed.contraction.executors import EXECUTORS, cheapest, considered
 from tensorbed.contraction.operators import IMPLS, chain_rows
 from tensorbed.contraction.plan import find_prefixes
+from tensorbed.contraction.projection import Way
 from tensorbed.decompose.train import frobenius, split_core, tensorize
 from tensorbed.progress import track
 from tensorbed.shapes import Shape, as_shape, check_shape, suggest_shape, useful_ranks
@@ -97,6 +101,10 @@ class ChainMatrix(Structure):
             path=path,
             why=_why(path, costs, impl),
         )
+
+    def ways(self) -> list[Way]:
+        every_prefix = list(accumulate(self.row_factors, mul))
+        return [self.way_by_rows(multiply_adds(self.chain, every_prefix)), *through.ways(self.chain)]
 
     def cores(self, p: Params) -> tuple[Tensor, ...]:
         return tuple(core.transpose(0, 1) for core in self._stored(p))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from tensorbed.contraction.projection import RowBlocks, Way
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std
 from tensorbed.structures.formats import Budget, Fit, Format
 from tensorbed.structures.registry import register
@@ -41,12 +45,38 @@ class DenseMatrix(Structure):
     def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
         return x @ p["table"][start:stop].T
 
+    def ways(self) -> list[Way]:
+        return [replace(self.way_by_rows(0), making_numbers=0, by_block=False, open=_blocks)]
+
+    def cross_entropy(self, p: Params, x: Tensor, target: Tensor, chunk: int, **options: Any) -> Tensor | None:
+        """PyTorch's own fused loss, ``chunk`` vectors at a time: as it comes it is many times slower on a CPU."""
+        if not hasattr(F, "linear_cross_entropy"):
+            return None
+        chunks = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk)
+        return F.linear_cross_entropy(x, p["table"], target, options=chunks, **options)
+
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         table = p["table"].normal_(generator=generator)
         scale_to_std(p, torch.linalg.vector_norm(table, dtype=torch.float64).square(), self.rows * self.cols, std)
 
     def describe(self) -> str:
         return "dense"
+
+
+def _blocks(tensors: Sequence[Tensor], dtype: torch.dtype) -> RowBlocks:
+    """Rows are slices of the table, and so are their gradients."""
+    (table,) = tensors
+    wanted = table.requires_grad
+    total = torch.zeros(table.shape, dtype=dtype, device=table.device) if wanted else None
+
+    def backward(start: int, stop: int, rows: Tensor, grad: Tensor) -> None:
+        assert total is not None
+        total[start:stop] += grad
+
+    def rows(start: int, stop: int) -> Tensor:
+        return table.detach()[start:stop].to(dtype)
+
+    return RowBlocks(rows, backward if wanted else None, lambda: [total])
 
 
 @dataclass(frozen=True)

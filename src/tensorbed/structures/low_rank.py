@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from tensorbed.contraction import compiled
+from tensorbed.contraction import compiled, through
 from tensorbed.contraction.chain import Chain
+from tensorbed.contraction.projection import Way
 from tensorbed.decompose.truncate import truncate
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std
 from tensorbed.structures.formats import Budget, Fit, RankedFormat
@@ -35,8 +37,18 @@ class LowRankMatrix(Structure):
 
     def as_chain(self, p: Params) -> tuple[Chain, list[Tensor]]:
         """Two cores: each row a slice of the first, and one slice of the last that all share."""
-        chain = Chain(self.rows, (self.rows, 1), (1, self.cols), (1, self.rank, 1))
-        return chain, [p["u"].reshape(self.rows, 1, 1, self.rank), p["v"].T.reshape(1, self.rank, self.cols, 1)]
+        return self._chain, self._cores([p["u"], p["v"]])
+
+    @property
+    def _chain(self) -> Chain:
+        return Chain(self.rows, (self.rows, 1), (1, self.cols), (1, self.rank, 1))
+
+    def _cores(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        u, v = tensors
+        return [u.reshape(self.rows, 1, 1, self.rank), v.T.reshape(1, self.rank, self.cols, 1)]
+
+    def ways(self) -> list[Way]:
+        return [self.way_by_rows(self.rows * self.row_multiply_adds), *through.ways(self._chain, self._cores)]
 
     @property
     def impls(self) -> tuple[str, ...]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import asdict
+from functools import lru_cache
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tensorbed.structures.base import Structure
 
@@ -27,6 +30,20 @@ def register(kind: str) -> Callable[[S], S]:
         return cls
 
     return enter
+
+
+@lru_cache(maxsize=4096)
+def written(structure: Structure) -> str:
+    """A registered structure as text: its kind and its sizes, for graphs that take no Python objects."""
+    return json.dumps({"kind": structure.kind, **asdict(structure)})
+
+
+@lru_cache(maxsize=4096)
+def read(text: str) -> Structure:
+    """The inverse of :func:`written`."""
+    fields: dict[str, Any] = json.loads(text)
+    kind = fields.pop("kind")
+    return _STRUCTURES[kind](**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
 
 
 def registered() -> MappingProxyType[str, type[Structure]]:

@@ -1,0 +1,358 @@
+"""The vocabulary's other end: scores over all classes from a structured table, and a loss that never holds them."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, NamedTuple, Self, Unpack
+
+import torch
+from torch import Tensor, nn
+
+from tensorbed.checks import require_positive
+from tensorbed.nn.embedding import Embedding
+from tensorbed.nn.table import StructuredTable, TableOptions
+from tensorbed.structures import Format
+from tensorbed.vocabulary.calls import check_impl, logits_of, loss_of, sample_of, topk_of
+from tensorbed.vocabulary.choices import TopK
+from tensorbed.vocabulary.explanation import ScoresExplanation, explain
+from tensorbed.vocabulary.loss import Options
+from tensorbed.vocabulary.scorer import Vocabulary
+from tensorbed.vocabulary.targets import check_budget, check_class_weight
+
+
+class Head(StructuredTable):
+    r"""``torch.nn.Linear(in_features, num_classes)`` with its weight kept as a structured matrix, and what follows it.
+
+    For a tensor train the score of class :math:`i` is the paper's softmax layer,
+
+    .. math:: s_i = \sum_{j} x[j_1 \dots j_N]\, G^{(1)}[i_1, j_1] \cdots G^{(N)}[i_N, j_N].
+
+    :meth:`loss` walks the classes in blocks: neither the weight nor the logits of all vectors ever exist.
+
+    Args:
+        in_features: columns of the table.
+        num_classes: rows of the table.
+        format: for instance ``tb.TensorTrain(rank=16)`` or ``tb.LowRank(ratio=8)``.
+        bias: whether each class has a number added to its score; zero at birth.
+        std: standard deviation of the table at birth, by default Glorot's ``sqrt(2 / (I + J))``.
+        impl: ``"auto"`` chooses by counted cost, ``"reference"`` makes all logits in plain PyTorch.
+        memory_budget: bytes that the loss may take for intermediate numbers; by default a fifth of what the logits of
+            the batch would take, at most 512 MiB.
+
+    Shape:
+        - h: ``(*, in_features)``
+        - output: ``(*, num_classes)``
+
+    Example::
+
+        >>> head = tb.Head(512, 267735, tb.TensorTrain(rank=16))
+        >>> loss = head.loss(hidden, target)  # instead of F.cross_entropy(head(hidden), target)
+        >>> values, indices = head.topk(hidden[-1], 10)
+    """
+
+    _size_names: ClassVar[tuple[str, str]] = ("num_classes", "in_features")
+    num_classes: int
+    in_features: int
+    bias: Tensor | None
+    _tied: tuple[StructuredTable, ...] = ()
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        format: Format,
+        bias: bool = False,
+        *,
+        std: float | None = None,
+        impl: str = "auto",
+        memory_budget: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        check_budget(memory_budget)
+        check_impl(impl)
+        num_classes, in_features = (
+            require_positive(num_classes, "num_classes"),
+            require_positive(in_features, "in_features"),
+        )
+        super().__init__(num_classes, in_features, format, std=std, device=device, dtype=dtype)
+        self._finish(bias, impl, memory_budget)
+
+    def _finish(self, bias: bool | Tensor, impl: str, memory_budget: int | None) -> None:
+        """What a head has besides a table."""
+        self.impl, self.memory_budget = impl, memory_budget
+        first = next(iter(self.params().values()))
+        made: nn.Parameter | None = None
+        if isinstance(bias, Tensor):
+            check_class_weight(bias, self.num_classes, "bias")
+            made = nn.Parameter(bias.detach().to(device=first.device, dtype=self._dtype, copy=True))
+        elif bias:
+            made = nn.Parameter(torch.zeros(self.num_classes, device=first.device, dtype=self._dtype))
+        self.register_parameter("bias", made)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        table: Tensor,
+        format: Format,
+        freeze: bool = True,
+        *,
+        bias: Tensor | None = None,
+        impl: str = "auto",
+        memory_budget: int | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[TableOptions],
+    ) -> Self:
+        """Fit a format to a trained weight, ``linear.weight`` and ``linear.bias`` of a ``torch.nn.Linear``.
+
+        Args:
+            table: ``(num_classes, in_features)``, finite.
+            format: to a rank, a ratio, or an error: ``tb.TensorTrain(rel_error=0.1)``.
+            freeze: the tensors do not require gradients unless ``freeze=False``.
+            bias: ``(num_classes,)``, copied.
+
+        The relative Frobenius error that was reached is in ``fit_error``.
+        """
+        check_budget(memory_budget)
+        check_impl(impl)
+        if isinstance(table, Tensor) and table.dim() == 2:
+            check_class_weight(bias, table.shape[0], "bias")
+        layer = cls._fitted(table, format, freeze, dtype, **options)
+        layer._finish(False if bias is None else bias, impl, memory_budget)
+        layer.requires_grad_(not freeze)
+        return layer
+
+    @classmethod
+    def tied_to(
+        cls, embedding: Embedding, bias: bool = False, *, impl: str = "auto", memory_budget: int | None = None
+    ) -> Self:
+        """A head over an embedding's own table, as ``lm_head.weight = wte.weight`` ties dense ones.
+
+        The tensors are the embedding's own Parameters: trained by both uses, counted once. A padding row is shared too:
+        its class has the constant row's score. Under FSDP2 both make one unit, ``fully_shard([embedding, head])``.
+        """
+        if not isinstance(embedding, StructuredTable):
+            raise TypeError(
+                f"tied_to takes a layer of tensorbed, got {type(embedding).__name__}; for a torch.nn.Embedding use "
+                "tb.Embedding.from_pretrained first."
+            )
+        check_budget(memory_budget)
+        check_impl(impl)
+        head = cls.__new__(cls)
+        head._become_tied(embedding)
+        head._finish(bias, impl, memory_budget)
+        return head
+
+    def _become_tied(self, table: StructuredTable) -> None:
+        """The table's Parameters and buffers under the same names."""
+        self._tied = (table,)
+        self._set_up(table.structure, None, table._dtype, padding_idx=table.padding_idx, std=table.std)
+
+    def _make_tensors(self, device: torch.device | str | None, dtype: torch.dtype) -> None:
+        if not self._tied:
+            super()._make_tensors(device, dtype)
+            return
+        self.register_buffer("padding_row", None)
+        self._tie()
+
+    def _tie(self) -> None:
+        """Again the table's own tensors. Parameters keep their identity when a model moves, buffers do not."""
+        for table in self._tied:
+            for spec in self.structure.tensors():
+                if spec.trainable:
+                    self.register_parameter(spec.name, getattr(table, spec.name))
+                else:
+                    self.register_buffer(spec.name, getattr(table, spec.name))
+            self.register_buffer("padding_row", table.padding_row)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)
+        self._tie()
+        return self
+
+    def _save_to_state_dict(self, *args: Any) -> None:
+        self._tie()
+        super()._save_to_state_dict(*args)
+
+    def _load_from_state_dict(self, *args: Any) -> None:
+        self._tie()
+        super()._load_from_state_dict(*args)
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether the table is an embedding's."""
+        return bool(self._tied)
+
+    def params(self) -> dict[str, Tensor]:
+        """The structure's tensors by name. Those without gradient are read where they are kept."""
+        held = self._tied[0] if self._tied else self
+        return {s.name: getattr(self if s.trainable else held, s.name) for s in self.structure.tensors()}
+
+    def _constant_row(self) -> Tensor | None:
+        return self._tied[0].padding_row if self._tied else self.padding_row
+
+    def forward(self, h: Tensor, target: Tensor | None = None, *, task: str = "", **options: Any) -> Any:
+        """``head(h)`` gives the logits ``(*, num_classes)``; :meth:`loss` and the others come through here too.
+
+        Hooks, of FSDP for instance, which gathers parameters, see every use that way.
+        """
+        vocabulary = self.vocabulary()
+        if task == "topk":
+            return topk_of(vocabulary, h, memory_budget=self.memory_budget, **options)
+        if task == "sample":
+            return sample_of(vocabulary, h, self.memory_budget, **options)
+        if target is None and task != "loss":
+            return logits_of(vocabulary, h, self.memory_budget, self.impl)
+        return self._loss(vocabulary, h, target, **options)
+
+    def _loss(
+        self, vocabulary: Vocabulary, h: Tensor, target: Any, class_weight: Tensor | None = None, **said: Any
+    ) -> Tensor:
+        said.setdefault("memory_budget", self.memory_budget)
+        return loss_of(vocabulary, h, target, class_weight, Options(**said), impl=self.impl)
+
+    def loss(
+        self,
+        h: Tensor,
+        target: Tensor,
+        *,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+        reduction: str = "mean",
+        class_weight: Tensor | None = None,
+        z_loss: float = 0.0,
+        softcap: float | None = None,
+    ) -> Tensor:
+        """``F.cross_entropy(head(h), target)`` without the logits; see :func:`tensorbed.linear_cross_entropy`.
+
+        Shape:
+            - h: ``(*, in_features)``
+            - target: ``(*)``, int32 or int64, each below ``num_classes`` or ``ignore_index``
+            - class_weight: ``(num_classes,)``
+            - output: ``()``, or ``(*)`` for ``reduction="none"``
+        """
+        loss: Tensor = self(
+            h,
+            target,
+            task="loss",
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            reduction=reduction,
+            class_weight=class_weight,
+            z_loss=z_loss,
+            softcap=softcap,
+        )
+        return loss
+
+    def log_prob(self, h: Tensor, target: Tensor, *, softcap: float | None = None) -> Tensor:  # (*, in), (*) -> (*)
+        """``log_softmax(head(h))`` at the targets, differentiable."""
+        loss: Tensor = self(h, target, task="loss", reduction="none", ignore_index=None, softcap=softcap)
+        return -loss
+
+    def topk(self, h: Tensor, k: int) -> TopK:  # (*, in_features) -> (*, k), (*, k)
+        """The largest scores and their classes, ``(values, indices)``, the largest first; without gradients.
+
+        For one vector the scores come straight through the cores where that is cheaper than making rows.
+        """
+        found: TopK = self(h, task="topk", k=k)
+        return found
+
+    def sample(
+        self,
+        h: Tensor,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        generator: torch.Generator | None = None,
+        *,
+        softcap: float | None = None,
+    ) -> Tensor:  # (*, in_features) -> (*)
+        """A class for each vector, drawn with the probability that ``softmax(head(h) / temperature)`` gives it.
+
+        Args:
+            temperature: 0 takes the largest score.
+            top_k: draw among so many largest only.
+        """
+        drawn: Tensor = self(
+            h, task="sample", temperature=temperature, top_k=top_k, generator=generator, softcap=softcap
+        )
+        return drawn
+
+    def explain(self, vectors: int | Tensor, *, training: bool = False) -> ScoresExplanation:
+        """What :meth:`loss` would do in ``training``, or scores and :meth:`topk` else, for so many vectors.
+
+        Counted and not done: ``print(head.explain(1))``.
+        """
+        return explain(self.vocabulary(), vectors, self.memory_budget, training=training)
+
+    def vocabulary(self, bias: Tensor | None = None) -> Vocabulary:
+        return super().vocabulary(self.bias if bias is None else bias)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if isinstance(getattr(self, "bias", None), Tensor):
+            self.bias.zero_()  # type: ignore[union-attr]
+
+    @property
+    def compression_ratio(self) -> float:
+        """Bytes of the dense layer, real classes only, over the bytes stored here; a bias counts on both sides."""
+        bias = 0 if self.bias is None else self.bias.numel() * self.bias.element_size()
+        return (self._dense_bytes + bias) / (self._stored_bytes + bias)
+
+    @property
+    def out_features(self) -> int:
+        """``num_classes``, by the name ``torch.nn.Linear`` has for it."""
+        return self.num_classes
+
+    def _sizes_shown(self) -> str:
+        bias = "" if self.bias is None else ", bias=True"
+        return f"{self.in_features}, {self.num_classes}{bias}{', tied' if self.is_tied else ''}"
+
+
+class EmbeddingAndHead(NamedTuple):
+    """Both ends of a model: ``embedding, head = tb.embedding_and_head(...)``."""
+
+    embedding: Embedding
+    head: Head
+
+    @property
+    def ratio(self) -> float:
+        """As the paper counts: bytes of *one* dense table over those stored for both ends (a bias counts in both)."""
+        bias = 0 if self.head.bias is None else self.head.bias.numel() * self.head.bias.element_size()
+        stored = self.embedding._stored_bytes + (0 if self.head.is_tied else self.head._stored_bytes)
+        return (self.embedding._dense_bytes + bias) / (stored + bias)
+
+
+def embedding_and_head(
+    num_embeddings: int,
+    embedding_dim: int,
+    format: Format,
+    *,
+    tied: bool = False,
+    bias: bool = False,
+    memory_budget: int | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    **options: Unpack[TableOptions],
+) -> EmbeddingAndHead:
+    """An embedding and a head of one shape: two tables as in the paper, or one that both share.
+
+    Args:
+        format: of both.
+        tied: whether the head computes with the embedding's table, see :meth:`Head.tied_to`.
+        bias, memory_budget: of the head.
+        options: of the embedding, ``padding_idx`` for instance; ``std`` holds for both.
+    """
+    embedding = Embedding(num_embeddings, embedding_dim, format, device=device, dtype=dtype, **options)
+    if tied:
+        return EmbeddingAndHead(embedding, Head.tied_to(embedding, bias, memory_budget=memory_budget))
+    head = Head(
+        embedding_dim,
+        num_embeddings,
+        format,
+        bias,
+        std=options.get("std"),
+        memory_budget=memory_budget,
+        device=device,
+        dtype=dtype,
+    )
+    return EmbeddingAndHead(embedding, head)

@@ -1,0 +1,212 @@
+"""The calls users and layers make: checked, flattened, and sent the way that fits where they run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tensorbed.checks import require_int
+from tensorbed.dispatch import is_recorded, is_traced, is_transformed
+from tensorbed.structures import Params, Structure
+from tensorbed.vocabulary import choices, logits, operators, reference
+from tensorbed.vocabulary.choices import TopK
+from tensorbed.vocabulary.loss import Asked, Options, cross_entropy, working_dtype
+from tensorbed.vocabulary.schedule import numbers_allowed
+from tensorbed.vocabulary.scorer import Vocabulary
+from tensorbed.vocabulary.targets import (
+    check_class_weight,
+    check_dtypes,
+    check_hidden,
+    check_target_shape,
+    check_targets,
+    check_terms,
+    require_between,
+)
+
+IMPLS = ("auto", "reference")
+
+
+def linear_cross_entropy(
+    input: Tensor,
+    linear_weight: Structure | torch.nn.Module,
+    target: Tensor,
+    *,
+    params: Params | None = None,
+    linear_bias: Tensor | None = None,
+    weight: Tensor | None = None,
+    reduction: str = "mean",
+    ignore_index: int | None = -100,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
+    softcap: float | None = None,
+    memory_budget: int | None = None,
+    impl: str = "auto",
+) -> Tensor:
+    """``cross_entropy(input @ table.T + bias, target)`` with neither the table nor the logits ever made.
+
+    With the keywords of ``torch.nn.functional.linear_cross_entropy``, and some more.
+
+    Args:
+        linear_weight: a layer of this library, or a structure with its tensors in ``params``.
+        linear_bias: added to the logits; by default the layer's own.
+        weight: of each class, as in ``torch.nn.functional.cross_entropy``.
+        reduction: ``"mean"``, ``"sum"`` or ``"none"``.
+        ignore_index: targets that do not count.
+        label_smoothing: the share of the target that is spread over all classes.
+        z_loss: adds ``z_loss * logsumexp(logits)**2``, the mean over targets that count.
+        softcap: logits become ``softcap * tanh(logits / softcap)``.
+        memory_budget: bytes for intermediate numbers; by default a fifth of what the logits would take, at most
+            512 MiB.
+        impl: ``"auto"``, or ``"reference"``, which makes all logits.
+
+    Shape:
+        - input: ``(*, cols)``
+        - target: ``(*)``, int32 or int64
+        - linear_bias, weight: ``(rows,)``
+        - output: ``()``, or ``(*)`` for ``reduction="none"``
+
+    Example::
+
+        >>> loss = tb.linear_cross_entropy(hidden, embedding, target)  # a tied table
+    """
+    vocabulary = vocabulary_of(linear_weight, params, linear_bias)
+    options = Options(ignore_index, label_smoothing, reduction, z_loss, softcap, memory_budget)
+    return loss_of(vocabulary, input, target, weight, options, impl=impl, weight_name="weight")
+
+
+def vocabulary_of(table: Structure | torch.nn.Module, params: Params | None, bias: Tensor | None) -> Vocabulary:
+    """What is scored against, from any of the forms it may be given in."""
+    if isinstance(table, Structure):
+        if params is None:
+            names = ", ".join(spec.name for spec in table.tensors())
+            raise TypeError(f"a {table.kind} structure holds no numbers: give params= with {names} (layer.params()).")
+        return Vocabulary(table, tuple(params[spec.name] for spec in table.tensors()), bias)
+    if params is not None:
+        raise TypeError(f"params= goes with a structure; {type(table).__name__} has its own tensors.")
+    made = getattr(table, "vocabulary", None)
+    if made is None:
+        raise TypeError(f"expected a layer of tensorbed or a structure with params=, got {type(table).__name__}.")
+    found: Vocabulary = made(bias)
+    return found
+
+
+def loss_of(
+    vocabulary: Vocabulary,
+    h: Tensor,
+    target: Tensor,
+    class_weight: Tensor | None,
+    options: Options,
+    *,
+    impl: str = "auto",
+    weight_name: str = "class_weight",
+) -> Tensor:
+    """The loss for vectors and targets of any shape."""
+    structure = vocabulary.structure
+    check_hidden(h, structure.cols)
+    check_target_shape(target, h)
+    check_terms(options.reduction, options.label_smoothing, options.z_loss, options.softcap, options.memory_budget)
+    if options.ignore_index is not None:
+        require_int(options.ignore_index, "ignore_index")
+    check_class_weight(class_weight, structure.rows, weight_name)
+    check_class_weight(vocabulary.bias, structure.rows, "bias")
+    check_dtypes(h, vocabulary.tensors)
+    check_impl(impl)
+    asked = Asked(vocabulary, h.reshape(-1, structure.cols), target.reshape(-1).long(), class_weight, options)
+    loss = _by_any_means(asked, impl).to(_shown_dtype(h))
+    return loss.reshape(target.shape) if options.reduction == "none" else loss
+
+
+def check_impl(impl: str) -> None:
+    """A way of computing scores, or an error that lists them."""
+    if impl not in IMPLS:
+        raise ValueError(f'impl={impl!r}: choose one of "auto", "reference".')
+
+
+def _by_any_means(asked: Asked, impl: str) -> Tensor:
+    """The loss by the operators in a graph, by plain PyTorch where those cannot go, and else tile by tile."""
+    plain = _is_plain_only(asked.x)
+    if is_traced(asked.x) and not plain and impl == "auto" and operators.can_trace(asked):
+        return operators.traced_cross_entropy(asked)
+    if not is_traced(asked.x) and not asked.target.is_meta and not is_transformed():
+        check_targets(asked.target, asked.structure.rows, asked.options.ignore_index)
+    if impl == "reference" or plain or is_traced(asked.x):
+        return reference.cross_entropy(asked)
+    fused = _fused(asked)
+    return cross_entropy(asked) if fused is None else fused
+
+
+def _is_plain_only(x: Tensor) -> bool:
+    """Whether only the plain twins follow: transforms, exports, recordings, tensors without values."""
+    return torch.compiler.is_exporting() or x.is_meta or is_transformed() or is_recorded()
+
+
+def _fused(asked: Asked) -> Tensor | None:
+    """The structure's own fused loss, where it has one and it does what is asked."""
+    options, vocabulary = asked.options, asked.vocabulary
+    special = options.label_smoothing or options.z_loss or options.softcap is not None or options.ignore_index is None
+    if special or vocabulary.padding_row is not None or asked.x.shape[0] == 0:
+        return None
+    n, rows = asked.x.shape[0], vocabulary.structure.rows
+    chunk = numbers_allowed(options.memory_budget, n, rows, working_dtype(asked.x).itemsize) // rows
+    names = [spec.name for spec in vocabulary.structure.tensors()]
+    return vocabulary.structure.cross_entropy(
+        dict(zip(names, vocabulary.tensors, strict=True)),
+        asked.x,
+        asked.target,
+        chunk=max(1, min(chunk, n)),
+        linear_bias=vocabulary.bias,
+        weight=asked.class_weight,
+        reduction=options.reduction,
+        ignore_index=options.ignore_index,
+    )
+
+
+def _shown_dtype(h: Tensor) -> torch.dtype:
+    """Of a loss: that of the vectors, as in torch; under autocast single precision, as in torch."""
+    device = h.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        return working_dtype(h)
+    return h.dtype
+
+
+def logits_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, impl: str = "auto") -> Tensor:
+    """``h @ table.T + bias``: ``(*, cols) -> (*, rows)``."""
+    structure = vocabulary.structure
+    check_hidden(h, structure.cols)
+    check_dtypes(h, vocabulary.tensors)
+    check_impl(impl)
+    if impl == "reference" or is_traced(h) or _is_plain_only(h):
+        return reference.logits(vocabulary, h)
+    device = h.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        h = h.to(torch.get_autocast_dtype(device))
+    made = logits.logits(vocabulary, h.reshape(-1, structure.cols), memory_budget)
+    return made.reshape(*h.shape[:-1], structure.rows)
+
+
+def topk_of(vocabulary: Vocabulary, h: Tensor, k: int, memory_budget: int | None) -> TopK:
+    """The ``k`` largest scores: ``(*, cols) -> (*, k)`` twice."""
+    structure = vocabulary.structure
+    check_hidden(h, structure.cols)
+    check_dtypes(h, vocabulary.tensors)
+    if not 1 <= require_int(k, "k") <= structure.rows:
+        raise ValueError(f"k={k}: there are {structure.rows} classes to choose from (1 to {structure.rows}).")
+    found = choices.topk(vocabulary, h.reshape(-1, structure.cols), k, memory_budget)
+    return TopK(*(t.reshape(*h.shape[:-1], k) for t in found))
+
+
+def sample_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, **options: Any) -> Tensor:
+    """One class for each vector: ``(*, cols) -> (*)``."""
+    structure = vocabulary.structure
+    check_hidden(h, structure.cols)
+    check_dtypes(h, vocabulary.tensors)
+    require_between(options["temperature"], "temperature", 0, None)
+    top_k = options["top_k"]
+    if top_k is not None and not 1 <= require_int(top_k, "top_k") <= structure.rows:
+        raise ValueError(f"top_k={top_k}: there are {structure.rows} classes to choose from (1 to {structure.rows}).")
+    if options["softcap"] is not None:
+        check_terms("none", 0, 0, options["softcap"], None)
+    drawn = choices.sample(vocabulary, h.reshape(-1, structure.cols), memory_budget=memory_budget, **options)
+    return drawn.reshape(h.shape[:-1])

@@ -1,0 +1,90 @@
+"""How scores would be computed for so many vectors, counted without computing them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from tensorbed.checks import require_int
+from tensorbed.structures.explanation import aligned, fewer
+from tensorbed.vocabulary.schedule import TILE, Schedule, considered, numbers_allowed
+from tensorbed.vocabulary.scorer import Vocabulary
+
+
+@dataclass(frozen=True)
+class ScoresExplanation:
+    """One call of a head. ``print`` it, or take the numbers.
+
+    Attributes:
+        kind, description: the structure and its sizes.
+        vectors: how many are scored.
+        training: whether gradients follow.
+        multiply_adds_dense: of the same product with a dense table, gradients counted where they follow.
+        considered: counted cost of each way and walk that was weighed, in multiply-adds.
+        path: the one taken.
+        group, height: vectors and rows of a tile.
+        bytes: held at once, about.
+    """
+
+    kind: str
+    description: str
+    vectors: int
+    training: bool
+    multiply_adds_dense: int
+    considered: Mapping[str, float]
+    path: str
+    group: int
+    height: int
+    bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and dicts, for JSON."""
+        return {**asdict(self), "considered": dict(self.considered)}
+
+    def __str__(self) -> str:
+        lines = [
+            ("vectors", f"{self.vectors:,}", "with gradients" if self.training else ""),
+            ("multiply-adds, dense", f"{self.multiply_adds_dense:,}", ""),
+        ]
+        for name, cost in sorted(self.considered.items(), key=lambda item: item[1])[:6]:
+            mark = "  <- taken" if name == self.path else ""
+            lines.append((f"counted cost of {name}", f"{cost:,.0f}", fewer(self.multiply_adds_dense, cost) + mark))
+        tile = f"tiles of {self.group:,} vectors x {self.height:,} rows, about {self.bytes / 2**20:,.1f} MiB held"
+        return "\n  ".join([f"{self.kind}, {self.description}", *aligned(lines, "<><"), tile])
+
+    __repr__ = __str__
+
+
+def explain(
+    vocabulary: Vocabulary, vectors: int | Tensor, memory_budget: int | None, *, training: bool
+) -> ScoresExplanation:
+    """What the loss, or without training scores and choices, would do for so many vectors, or for these."""
+    structure = vocabulary.structure
+    if isinstance(vectors, Tensor):
+        vectors = vectors.numel() // structure.cols
+    elif require_int(vectors, "vectors") < 0:
+        raise ValueError(f"vectors={vectors}: a number of hidden vectors, or the vectors themselves.")
+    itemsize = max(4, max(t.element_size() for t in vocabulary.tensors if t.is_floating_point()))
+    least = {} if training else {"least": TILE}
+    numbers = numbers_allowed(memory_budget, vectors, structure.rows, itemsize, **least)
+    weighed = list(considered(structure, vectors, numbers, trains=training, at_once=training))
+    taken = min(weighed, key=lambda s: s.cost)
+    return ScoresExplanation(
+        kind=structure.kind,
+        description=structure.summary,
+        vectors=vectors,
+        training=training,
+        multiply_adds_dense=structure.rows * structure.cols * vectors * (3 if training else 1),
+        considered={_name(one): one.cost for one in weighed},
+        path=_name(taken),
+        group=taken.group,
+        height=taken.height,
+        bytes=taken.numbers * itemsize,
+    )
+
+
+def _name(schedule: Schedule) -> str:
+    return f"{schedule.way.name}, {schedule.walk}{', all kept' if schedule.keeps else ''}"

@@ -1,0 +1,186 @@
+r"""Cross-entropy from tiles of scores that are seen one after the other: what is added up, and the gradient of a tile.
+
+For vector ``t`` with target ``y``, class weights ``w``, smoothing ``e`` and ``C`` classes,
+
+.. math:: \ell_t = (1-e)\, w_y (\mathrm{lse}_t - s_{yt}) + \tfrac{e}{C} \sum_c w_c (\mathrm{lse}_t - s_{ct})
+          + z\, \mathrm{lse}_t^2, \qquad \frac{\partial \ell_t}{\partial s_{ct}} = a_t p_{ct} - b_t w_c - g_t [c = y].
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tensorbed import native
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the loss is made of besides the scores.
+
+    Shape:
+        - class_weight: ``(classes,)`` or ``None``
+    """
+
+    classes: int
+    ignore_index: int | None
+    label_smoothing: float
+    class_weight: Tensor | None
+    z_loss: float
+
+    @property
+    def all_weights(self) -> Tensor | float:
+        return float(self.classes) if self.class_weight is None else self.class_weight.sum()
+
+    def counted(self, target: Tensor) -> Tensor:  # (n,) -> (n,) bool
+        """Which targets are not ignored."""
+        if self.ignore_index is None:
+            return torch.ones_like(target, dtype=torch.bool)
+        return target != self.ignore_index
+
+    def target_weights(self, target: Tensor, dtype: torch.dtype) -> Tensor:  # (n,) -> (n,)
+        """``w_y``, 0 where ignored."""
+        counted = self.counted(target)
+        if self.class_weight is None:
+            return counted.to(dtype)
+        return self.class_weight.index_select(0, target.clamp(0, self.classes - 1)) * counted
+
+    def divisors(self, target: Tensor, dtype: torch.dtype, reduction: str) -> tuple[Tensor | float, Tensor | float]:
+        """What a mean divides by: the weights of the targets, and for the z-loss how many there are."""
+        if reduction != "mean":
+            return 1.0, 1.0
+        return self.target_weights(target, dtype).sum(), self.counted(target).sum().to(dtype)
+
+
+class Sums:
+    """Running sums of one group of vectors, tile after tile; then losses, then gradients of the same tiles.
+
+    Shape:
+        - target: ``(n,)``, int64, in range or ignored
+        - tiles: ``(stop - start, n)``
+    """
+
+    def __init__(self, terms: Terms, target: Tensor, starts: list[int], dtype: torch.dtype) -> None:
+        self.terms, n = terms, target.shape[0]
+        self.counted = terms.counted(target)
+        self.weights = terms.target_weights(target, dtype)
+        # Targets by block, found once; ignored ones are in none.
+        ordered, self.order = torch.where(self.counted, target, terms.classes).sort()
+        self.ordered = ordered
+        self.bounds = torch.searchsorted(ordered, torch.tensor([*starts, terms.classes], device=target.device)).tolist()
+        self.block = {start: k for k, start in enumerate(starts)}
+        self.total = torch.zeros(n, dtype=dtype, device=target.device)
+        self.most = torch.full_like(self.total, -math.inf)
+        self.picked = torch.zeros_like(self.total)
+        self.all_scores = torch.zeros_like(self.total) if terms.label_smoothing else None
+
+    def absorb(self, tile: Tensor, start: int) -> None:
+        """Add one tile."""
+        absorb(tile, self.most, self.total)
+        rows, columns = self._targets(start)
+        self.picked[columns] = tile[rows, columns]
+        if self.all_scores is not None:
+            weight = self._class_weights(start, tile.shape[0])
+            self.all_scores += tile.sum(0) if weight is None else weight @ tile
+
+    def _targets(self, start: int) -> tuple[Tensor, Tensor]:
+        """Where in the block that begins here the targets are: rows of the tile and columns."""
+        k = self.block[start]
+        at = slice(self.bounds[k], self.bounds[k + 1])
+        return self.ordered[at] - start, self.order[at]
+
+    def _class_weights(self, start: int, rows: int) -> Tensor | None:
+        weight = self.terms.class_weight
+        return None if weight is None else weight[start : start + rows]
+
+    def log_sum_exp(self) -> Tensor:  # -> (n,)
+        return self.most + self.total.log()
+
+    def losses(self, lse: Tensor) -> tuple[Tensor, Tensor]:  # -> (n,), (n,)
+        """Cross-entropy and z-loss of each vector, 0 where ignored."""
+        terms, e = self.terms, self.terms.label_smoothing
+        loss = (1 - e) * self.weights * (lse - self.picked)
+        if self.all_scores is not None:
+            loss = loss + e / terms.classes * (terms.all_weights * lse - self.all_scores)
+        return torch.where(self.counted, loss, 0), torch.where(self.counted, terms.z_loss * lse.square(), 0)
+
+    def gradient_of(self, lse: Tensor, scale: Tensor, z_scale: Tensor) -> Gradient:
+        """How to make gradients of tiles, each vector's losses multiplied by these: ``(n,)``."""
+        terms, e = self.terms, self.terms.label_smoothing
+        scale, z_scale = torch.where(self.counted, scale, 0), torch.where(self.counted, z_scale, 0)
+        smooth = scale * (e / terms.classes) if e else None
+        probability = (1 - e) * scale * self.weights
+        at_target = probability
+        if smooth is not None:
+            probability = probability + smooth * terms.all_weights
+        if terms.z_loss:
+            probability = probability + z_scale * (2 * terms.z_loss) * lse
+        # An ignored vector may have any scores, also such that its sum is none.
+        return Gradient(self, torch.where(self.counted, lse, 0), probability, smooth, at_target)
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """``a``, ``b`` and ``g`` of the formula above."""
+
+    sums: Sums
+    lse: Tensor
+    probability: Tensor
+    smooth: Tensor | None
+    at_target: Tensor
+
+    def write(self, tile: Tensor, start: int) -> None:
+        """Turn a tile of scores into their gradient, in place."""
+        weight = self.sums._class_weights(start, tile.shape[0])
+        probabilities(tile, self.lse, self.probability, self.smooth, weight)
+        rows, columns = self.sums._targets(start)
+        tile[rows, columns] -= self.at_target[columns]
+
+
+def absorb(tile: Tensor, most: Tensor, total: Tensor) -> None:  # (rows, n), (n,), (n,)
+    """Online log-sum-exp of each column: ``most`` is the largest so far, ``total`` the sum of ``exp(score - most)``."""
+    if _is_native(tile):
+        assert native.module is not None
+        native.module.absorb(
+            tile.data_ptr(), *tile.shape, tile.stride(0), most.data_ptr(), total.data_ptr(), torch.get_num_threads()
+        )
+        return
+    high = torch.maximum(most, tile.amax(0))
+    safe = torch.where(high == -math.inf, 0, high)  # nothing but -inf so far
+    total.mul_((most - safe).exp_()).add_((tile - safe).exp_().sum(0))
+    most.copy_(high)
+
+
+def probabilities(tile: Tensor, lse: Tensor, scale: Tensor, smooth: Tensor | None, weight: Tensor | None) -> None:
+    """``tile = scale * exp(tile - lse) - smooth * weight`` in place; 0 where ``scale`` is, whatever the scores are.
+
+    Shape:
+        - lse, scale, smooth: ``(n,)``
+        - weight: ``(rows,)``
+    """
+    if _is_native(tile):
+        assert native.module is not None
+        native.module.probabilities(
+            tile.data_ptr(),
+            *tile.shape,
+            tile.stride(0),
+            *(0 if one is None else one.data_ptr() for one in (lse, scale, smooth, weight)),
+            torch.get_num_threads(),
+        )
+        return
+    tile.sub_(lse).exp_().mul_(scale).masked_fill_(scale == 0, 0)
+    if smooth is not None:
+        tile.sub_(smooth if weight is None else weight[:, None] * smooth)
+
+
+def _is_native(tile: Tensor) -> bool:
+    return (
+        native.available
+        and hasattr(native.module, "absorb")
+        and tile.is_cpu
+        and tile.dtype == torch.float32
+        and type(tile) is Tensor
+    )
