@@ -70,10 +70,8 @@ class Head(StructuredTable):
     ) -> None:
         check_budget(memory_budget)
         check_impl(impl)
-        num_classes, in_features = (
-            require_positive(num_classes, "num_classes"),
-            require_positive(in_features, "in_features"),
-        )
+        in_features = require_positive(in_features, "in_features")
+        num_classes = require_positive(num_classes, "num_classes")
         super().__init__(num_classes, in_features, format, std=std, device=device, dtype=dtype)
         self._finish(bias, impl, memory_budget)
 
@@ -100,7 +98,7 @@ class Head(StructuredTable):
         impl: str = "auto",
         memory_budget: int | None = None,
         dtype: torch.dtype | None = None,
-        **options: Unpack[TableOptions],
+        std: float | None = None,
     ) -> Self:
         """Fit a format to a trained weight, ``linear.weight`` and ``linear.bias`` of a ``torch.nn.Linear``.
 
@@ -116,7 +114,7 @@ class Head(StructuredTable):
         check_impl(impl)
         if isinstance(table, Tensor) and table.dim() == 2:
             check_class_weight(bias, table.shape[0], "bias")
-        layer = cls._fitted(table, format, freeze, dtype, **options)
+        layer = cls._fitted(table, format, freeze, dtype, std=std)
         layer._finish(False if bias is None else bias, impl, memory_budget)
         layer.requires_grad_(not freeze)
         return layer
@@ -165,7 +163,7 @@ class Head(StructuredTable):
             self.register_buffer("padding_row", table.padding_row)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._tie()
         return self
 

@@ -43,7 +43,9 @@ def read(text: str) -> Structure:
     """The inverse of :func:`written`."""
     fields: dict[str, Any] = json.loads(text)
     kind = fields.pop("kind")
-    return _STRUCTURES[kind](**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
+    made: Any = _STRUCTURES[kind]
+    structure: Structure = made(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
+    return structure
 
 
 def registered() -> MappingProxyType[str, type[Structure]]:
