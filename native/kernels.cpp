@@ -10,12 +10,16 @@
 #include <omp.h>
 #endif
 
+#include "softmax.hpp"
 #include "table.hpp"
 
 namespace tb::TB_ISA {
 namespace {
 
 constexpr double parallel_from = 5e5;  // multiply-adds below which waking other threads takes longer than the work
+constexpr Int exps_from = 50'000;      // the same in exponentials
+constexpr Int line = 16;               // floats of a cache line, that two threads should not share; whole vectors
+static_assert(line % widest<float> == 0);
 
 using Steps = std::vector<std::function<void(int)>>;
 
@@ -63,6 +67,22 @@ int shares(std::span<Lookup> lookups, int threads) {
   (void)lookups, (void)threads;
   return 1;
 #endif
+}
+
+// Equal runs of a tile's rows or columns, which come in whole `unit`s but for the last.
+template <class Act>
+void cut(const Tile& tile, Int size, Int unit, int threads, Act act) {
+  const Int units = (size + unit - 1) / unit;
+#ifdef _OPENMP
+  const Int most = tile.rows * tile.cols < exps_from ? 1 : std::max(1, threads);
+#else
+  (void)tile, (void)threads;
+  const Int most = 1;
+#endif
+  const int count = int(std::min(most, units));
+  const auto bound = [=](int share) { return std::min(size, units * share / count * unit); };
+  if (count == 1) return act(0, size);
+  run({[&](int share) { act(bound(share), bound(share + 1)); }}, count);
 }
 
 // All tables of a call, slab by slab.
@@ -188,6 +208,18 @@ void forward(Type type, std::span<Lookup> lookups, int threads) {
 
 void backward(Type type, std::span<Lookup> lookups, int threads) {
   with_types(type, lookups, threads, [](auto& call) { call.backward(); });
+}
+
+void absorb(const Tile& tile, float* most, float* total, int threads) {
+  if (tile.rows <= 0 || tile.cols <= 0) return;
+  if (tile.cols == 1 && tile.stride == 1) return absorb_one_column(tile, most, total);
+  // Sums go down the columns: cut by rows they would depend on the number of threads.
+  cut(tile, tile.cols, line, threads, [&](Int first, Int last) { absorb_columns(tile, first, last, most, total); });
+}
+
+void probabilities(const Tile& tile, const Softmax& softmax, int threads) {
+  if (tile.rows <= 0 || tile.cols <= 0) return;
+  cut(tile, tile.rows, 1, threads, [&](Int first, Int last) { probable_rows(tile, first, last, softmax); });
 }
 
 }  // namespace tb::TB_ISA

@@ -42,11 +42,29 @@ struct Lookup {
   double* scale_grad = nullptr;       // (indices,), asked for when not null
 };
 
-// Each instruction set has these two, in a namespace of its name.
-#define TB_DECLARE(isa)                                                  \
-  namespace isa {                                                        \
-  void forward(Type type, std::span<Lookup> lookups, int threads);       \
-  void backward(Type type, std::span<Lookup> lookups, int threads);      \
+// Scores of some words of a vocabulary, its rows, for some tokens, its columns. Columns lie side by side, rows apart.
+struct Tile {
+  float* at = nullptr;
+  Int rows = 0, cols = 0;
+  Int stride = 0;  // in numbers
+};
+
+// What becomes of the scores x: scale[t] * exp(x - lse[t]) - shift[t] * weight[v] at row v and column t.
+struct Softmax {
+  const float* lse = nullptr;     // (cols,)
+  const float* scale = nullptr;   // (cols,), 0: no first term, even if it were not finite
+  const float* shift = nullptr;   // (cols,), null: no second term
+  const float* weight = nullptr;  // (rows,), null: ones
+};
+
+// Each instruction set has these, in a namespace of its name. absorb takes the rows of a tile into the maximum of each
+// column and the sum of exp(x - maximum) so far.
+#define TB_DECLARE(isa)                                                           \
+  namespace isa {                                                                 \
+  void forward(Type type, std::span<Lookup> lookups, int threads);                \
+  void backward(Type type, std::span<Lookup> lookups, int threads);               \
+  void absorb(const Tile& tile, float* most, float* total, int threads);          \
+  void probabilities(const Tile& tile, const Softmax& softmax, int threads);      \
   }
 TB_DECLARE(baseline)
 TB_DECLARE(avx2)

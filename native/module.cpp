@@ -26,6 +26,8 @@ struct Isa {
   const char* name;
   void (*forward)(Type, std::span<Lookup>, int);
   void (*backward)(Type, std::span<Lookup>, int);
+  void (*absorb)(const Tile&, float*, float*, int);
+  void (*probabilities)(const Tile&, const Softmax&, int);
 };
 
 // From the least to the best that this processor runs.
@@ -34,12 +36,12 @@ std::vector<Isa> usable() {
   const auto offer = [&found](const Isa& isa) {
     if (runs(isa.name)) found.push_back(isa);
   };
-  offer({"baseline", baseline::forward, baseline::backward});
+  offer({"baseline", baseline::forward, baseline::backward, baseline::absorb, baseline::probabilities});
 #ifdef TB_HAVE_AVX2
-  offer({"avx2", avx2::forward, avx2::backward});
+  offer({"avx2", avx2::forward, avx2::backward, avx2::absorb, avx2::probabilities});
 #endif
 #ifdef TB_HAVE_AVX512
-  offer({"avx512", avx512::forward, avx512::backward});
+  offer({"avx512", avx512::forward, avx512::backward, avx512::absorb, avx512::probabilities});
 #endif
   return found;
 }
@@ -204,6 +206,21 @@ class Batch {
   std::vector<std::unique_ptr<Entry>> entries_;
 };
 
+void absorb(Address tile, Int rows, Int cols, Int stride, Address most, Address total, int threads) {
+  const nb::gil_scoped_release release;
+  chosen().absorb({reinterpret_cast<float*>(tile), rows, cols, stride}, reinterpret_cast<float*>(most),
+                  reinterpret_cast<float*>(total), threads);
+}
+
+void probabilities(Address tile, Int rows, Int cols, Int stride, Address lse, Address scale, Address shift,
+                   Address weight, int threads) {
+  const nb::gil_scoped_release release;
+  chosen().probabilities({reinterpret_cast<float*>(tile), rows, cols, stride},
+                         {reinterpret_cast<const float*>(lse), reinterpret_cast<const float*>(scale),
+                          reinterpret_cast<const float*>(shift), reinterpret_cast<const float*>(weight)},
+                         threads);
+}
+
 }  // namespace
 }  // namespace tb
 
@@ -223,5 +240,9 @@ NB_MODULE(_native, m) {
       .def(nb::init<int, const std::vector<Asked>&, int>())
       .def("forward", &Batch::forward)
       .def("backward", &Batch::backward);
+  m.def("absorb", &absorb, nb::arg("tile"), nb::arg("rows"), nb::arg("cols"), nb::arg("stride"), nb::arg("most"),
+        nb::arg("total"), nb::arg("threads"));
+  m.def("probabilities", &probabilities, nb::arg("tile"), nb::arg("rows"), nb::arg("cols"), nb::arg("stride"),
+        nb::arg("lse"), nb::arg("scale"), nb::arg("shift"), nb::arg("weight"), nb::arg("threads"));
   m.def("use", &use, nb::arg("isa"), "Take the kernels of another instruction set; returns the one before. For tests.");
 }

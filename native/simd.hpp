@@ -52,6 +52,21 @@ TB_INLINE void store(T* to, V v) {
   std::memcpy(to, &v, sizeof(V));
 }
 
+// The same bytes as another type.
+template <class To, class From>
+TB_INLINE To reread(From from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  std::memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+// The same number in every place.
+template <class V>
+TB_INLINE V same(float x) {
+  return V{} + x;
+}
+
 // bfloat16 is the upper half of a float32; rounding is to nearest, ties to even.
 struct bf16 {
   std::uint16_t bits;
