@@ -4,7 +4,7 @@ import pytest
 from samples import SAMPLES
 
 from tensorbed.structures import registered
-from tensorbed.testing import BagParity, EmbeddingParity, StructureLaws, TracingLaws
+from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, StructureLaws, TracingLaws
 
 
 class TestLaws(StructureLaws):
@@ -16,6 +16,10 @@ class TestEmbedding(EmbeddingParity):
 
 
 class TestEmbeddingBag(BagParity):
+    samples = TestLaws.samples
+
+
+class TestHead(HeadLaws):
     samples = TestLaws.samples
 
 
@@ -36,9 +40,8 @@ def test_every_structure_has_a_sample_small_enough_for_the_memory_law(kind):
 
 
 def test_no_law_hides_another():
-    names = [
-        n for c in (StructureLaws, EmbeddingParity, BagParity, TracingLaws) for n in vars(c) if n.startswith("test")
-    ]
+    laws = (StructureLaws, EmbeddingParity, BagParity, HeadLaws, TracingLaws)
+    names = [n for c in laws for n in vars(c) if n.startswith("test")]
     assert len(set(names)) == len(names)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -80,6 +81,14 @@ def _check_op(index: Tensor, rows: int, owner: str = "") -> Tensor:
 @_check_op.register_fake
 def _(index: Tensor, rows: int, owner: str = "") -> Tensor:
     return torch.empty_like(index, dtype=torch.int64)
+
+
+@contextmanager
+def recording(on: bool) -> Iterator[None]:
+    """Gradients recorded, or not, in here, also below an operator, where torch by itself records none."""
+    below = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
+    with torch.set_grad_enabled(on), below if on else nullcontext():
+        yield
 
 
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tensorbed.dispatch import recording
+
 Tape = list[Tensor]
 
 
@@ -166,7 +168,7 @@ def rows_by_autograd(
     sums = [torch.zeros_like(leaf) for leaf in trained]
 
     def make(start: int, stop: int) -> Tensor:
-        with torch.set_grad_enabled(bool(trained)):
+        with recording(bool(trained)):
             return rows(leaves, start, stop).to(dtype)
 
     def backward(start: int, stop: int, made: Tensor, grad: Tensor) -> None:

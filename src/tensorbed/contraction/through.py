@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tensorbed.contraction.chain import Chain
 from tensorbed.contraction.projection import Part, Projection, Tape, Vectors, Way, each_of, leaves_of
+from tensorbed.dispatch import recording
 
 _FEW = 4  # columns up to which products are better with the roles of their factors exchanged
 
@@ -165,7 +166,7 @@ class ThroughCores(Projection):
         super().__init__(any(tensor.requires_grad for tensor in tensors))
         self.chain, self.route, self.sizes = chain, route, _merged_chain(chain, route)
         self.leaves = leaves_of(tensors, dtype)
-        with torch.set_grad_enabled(self.wanted):
+        with recording(self.wanted):
             self.graph = _matrices(_merge(cores_of(self.leaves), route))
         self.matrices = [matrix.detach() for matrix in self.graph]
         self.grads = [torch.zeros_like(matrix) for matrix in self.matrices] if self.wanted else []

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import Any, ClassVar
 
@@ -60,6 +61,14 @@ class Structure(ABC):
     def __post_init__(self) -> None:
         require_positive(self.rows, "num_embeddings")
         require_positive(self.cols, "embedding_dim")
+        # Graphs take no Python objects and cannot make the text themselves; see registry.read.
+        object.__setattr__(self, "_text", json.dumps({"kind": self.kind, **asdict(self)}))
+
+    @property
+    def text(self) -> str:
+        """Kind and sizes as JSON."""
+        text: str = self._text  # type: ignore[attr-defined]
+        return text
 
     @abstractmethod
     def tensors(self) -> tuple[TensorSpec, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -33,14 +32,8 @@ def register(kind: str) -> Callable[[S], S]:
 
 
 @lru_cache(maxsize=4096)
-def written(structure: Structure) -> str:
-    """A registered structure as text: its kind and its sizes, for graphs that take no Python objects."""
-    return json.dumps({"kind": structure.kind, **asdict(structure)})
-
-
-@lru_cache(maxsize=4096)
 def read(text: str) -> Structure:
-    """The inverse of :func:`written`."""
+    """The registered structure that has this :attr:`Structure.text`."""
     fields: dict[str, Any] = json.loads(text)
     kind = fields.pop("kind")
     made: Any = _STRUCTURES[kind]

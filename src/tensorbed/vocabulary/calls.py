@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from tensorbed.vocabulary.targets import (
     check_target_shape,
     check_targets,
     check_terms,
+    checked_targets,
     require_between,
 )
 
@@ -129,9 +131,12 @@ def _by_any_means(asked: Asked, impl: str) -> Tensor:
     plain = _is_plain_only(asked.x)
     if is_traced(asked.x) and not plain and impl == "auto" and operators.can_trace(asked):
         return operators.traced_cross_entropy(asked)
-    if not is_traced(asked.x) and not asked.target.is_meta and not is_transformed():
+    if is_traced(asked.x) and not plain:
+        checked = checked_targets(asked.target, asked.structure.rows, asked.options.ignore_index)
+        return reference.cross_entropy(replace(asked, target=checked))
+    if not asked.target.is_meta and not is_transformed() and not is_traced(asked.target):
         check_targets(asked.target, asked.structure.rows, asked.options.ignore_index)
-    if impl == "reference" or plain or is_traced(asked.x):
+    if impl == "reference" or plain:
         return reference.cross_entropy(asked)
     fused = _fused(asked)
     return cross_entropy(asked) if fused is None else fused
@@ -145,15 +150,16 @@ def _is_plain_only(x: Tensor) -> bool:
 def _fused(asked: Asked) -> Tensor | None:
     """The structure's own fused loss, where it has one and it does what is asked."""
     options, vocabulary = asked.options, asked.vocabulary
-    special = options.label_smoothing or options.z_loss or options.softcap is not None or options.ignore_index is None
-    if special or vocabulary.padding_row is not None or asked.x.shape[0] == 0:
+    if options.label_smoothing or options.z_loss or options.softcap is not None or options.ignore_index is None:
+        return None
+    if vocabulary.padding_row is not None or not bool(asked.target.ne(options.ignore_index).any()):
         return None
     n, rows = asked.x.shape[0], vocabulary.structure.rows
     chunk = numbers_allowed(options.memory_budget, n, rows, working_dtype(asked.x).itemsize) // rows
     names = [spec.name for spec in vocabulary.structure.tensors()]
     return vocabulary.structure.cross_entropy(
         dict(zip(names, vocabulary.tensors, strict=True)),
-        asked.x,
+        asked.x.to(vocabulary.tensors[0].dtype),
         asked.target,
         chunk=max(1, min(chunk, n)),
         linear_bias=vocabulary.bias,

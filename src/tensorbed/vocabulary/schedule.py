@@ -92,7 +92,7 @@ def _tiled(structure: Structure, way: Way, walk: str, tokens: int, numbers: int)
     """All vectors by some rows, if they are not too many for that."""
     height = _height(structure, way, tokens, numbers)
     each = height + 2 * way.kept * height // structure.rows
-    group = _group(tokens, numbers - _fixed(structure, way, height), each)
+    group = _group(tokens, numbers - _fixed(structure, way, height), each, _most(structure, way) // height)
     count = -(-tokens // group) if tokens else 0
     passes = 1 if walk == ONCE else 4
     made = way.making * (count * passes if way.by_block else min(passes, 3))
@@ -106,7 +106,7 @@ def _grouped(structure: Structure, way: Way, tokens: int, numbers: int, *, keeps
     height = _height(structure, way, max(1, min(tokens, numbers // structure.rows)), numbers)
     scratch = 2 * way.kept * height // structure.rows
     each = structure.rows + (way.kept + scratch // 2 if keeps else scratch)
-    group = _group(tokens, numbers - _fixed(structure, way, height), each)
+    group = _group(tokens, numbers - _fixed(structure, way, height), each, _most(structure, way) // height)
     count = -(-tokens // group) if tokens else 0
     made = way.making * ((count + 1) + 2 * count if way.by_block else 3)
     again = 0 if keeps else way.spared + _COPY * way.kept
@@ -121,7 +121,7 @@ def _height(structure: Structure, way: Way, group: int, numbers: int) -> int:
         # No block comes near the whole table.
         most = min(min(_ROWS, numbers // 8) // structure.cols, -(-structure.rows // 8))
     else:
-        most = max(min(TILE, numbers) // max(1, group), min(512, structure.rows // 8))
+        most = min(max(TILE // max(1, group), 512), numbers // max(1, group), _most(structure, way) // max(1, group))
     return min(structure.rows, max(way.step, most // way.step * way.step))
 
 
@@ -130,7 +130,12 @@ def _fixed(structure: Structure, way: Way, height: int) -> int:
     return 3 * height * structure.cols if way.by_block else 2 * way.making_numbers
 
 
-def _group(tokens: int, numbers: int, each: int) -> int:
+def _most(structure: Structure, way: Way) -> int:
+    """Scores of a tile, with what they leave, which is no more than half a table."""
+    return max(_LEAST, structure.rows * structure.cols // 2 * structure.rows // (structure.rows + way.kept))
+
+
+def _group(tokens: int, numbers: int, each: int, most: int) -> int:
     """Vectors at a time, all groups nearly equal."""
-    most = max(1, min(tokens, numbers // max(1, each)))
+    most = max(1, min(tokens, most, numbers // max(1, each)))
     return -(-tokens // -(-tokens // most)) if tokens else 1

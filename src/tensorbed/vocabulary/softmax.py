@@ -177,10 +177,4 @@ def probabilities(tile: Tensor, lse: Tensor, scale: Tensor, smooth: Tensor | Non
 
 
 def _is_native(tile: Tensor) -> bool:
-    return (
-        native.available
-        and hasattr(native.module, "absorb")
-        and tile.is_cpu
-        and tile.dtype == torch.float32
-        and type(tile) is Tensor
-    )
+    return native.available and tile.is_cpu and tile.dtype == torch.float32 and type(tile) is Tensor

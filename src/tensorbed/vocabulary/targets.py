@@ -19,6 +19,18 @@ def check_targets(target: Tensor, classes: int, ignore_index: int | None) -> Non
         raise IndexError(f"target {first} is out of range for {classes} classes (valid: 0 to {classes - 1}{ignored}).")
 
 
+@torch.library.custom_op("tensorbed::check_targets", mutates_args=())
+def checked_targets(target: Tensor, classes: int, ignore_index: int | None) -> Tensor:
+    """The targets, checked when a graph runs."""
+    check_targets(target, classes, ignore_index)
+    return target.clone()
+
+
+@checked_targets.register_fake
+def _(target: Tensor, classes: int, ignore_index: int | None) -> Tensor:
+    return torch.empty_like(target)
+
+
 def check_hidden(h: Tensor, cols: int) -> None:
     """Vectors of as many numbers as the table has columns."""
     if not isinstance(h, Tensor):

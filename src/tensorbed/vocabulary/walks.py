@@ -45,7 +45,7 @@ def forward(scorer: Scorer, x: Tensor, target: Tensor, terms: Terms) -> Outcome:
     for at in scorer.schedule.groups():
         group = _group(scorer, x, target, terms, at, grad=False)
         for start, stop, part in scorer.parts():
-            tile = _tile(buffer, 0, stop - start, group)
+            tile = _tile(buffer, stop - start, group)
             scorer.write(part, start, group.vectors, tile, scorer.scratch(part, group.vectors.count))
             group.sums.absorb(tile, start)
         _settle(group, outcome)
@@ -66,7 +66,7 @@ def backward(
         group = _group(scorer, x, target, terms, at, grad=grad)
         group.gradient = group.sums.gradient_of(lse[at], scales[0][at], scales[1][at])
         for start, stop, part in scorer.parts():
-            tile = _tile(buffer, 0, stop - start, group)
+            tile = _tile(buffer, stop - start, group)
             tape = scorer.scratch(part, group.vectors.count)
             scorer.write(part, start, group.vectors, tile, tape)
             _go_back(scorer, part, start, group, tile, tape)
@@ -81,20 +81,20 @@ def in_groups(
     """Scores of a group over all rows, then their gradients while the next group's scores take their place."""
     outcome, schedule = _empty(x), scorer.schedule
     outcome.x_grad = torch.empty_like(x) if grad else None
-    buffer = x.new_empty(schedule.rows * schedule.group)
+    buffers = {start: x.new_empty((stop - start) * schedule.group) for start, stop in schedule.blocks()}
     tapes: dict[int, Tape] = {}
     before: _Group | None = None
     for at in [*schedule.groups(), None]:
         now = None if at is None else _group(scorer, x, target, terms, at, grad=grad)
         for start, stop, part in scorer.parts():
             if before is not None:
-                tile = _tile(buffer, start * schedule.group, stop - start, before)
+                tile = _tile(buffers[start], stop - start, before)
                 tape = _tape(scorer, part, start, before, tapes)
                 if not schedule.keeps:
                     part.refill(before.vectors, tape)
                 _go_back(scorer, part, start, before, tile, tape)
             if now is not None:
-                tile = _tile(buffer, start * schedule.group, stop - start, now)
+                tile = _tile(buffers[start], stop - start, now)
                 scorer.write(part, start, now.vectors, tile, _tape(scorer, part, start, now, tapes))
                 now.sums.absorb(tile, start)
         if before is not None and outcome.x_grad is not None:
@@ -129,9 +129,9 @@ def _group(scorer: Scorer, x: Tensor, target: Tensor, terms: Terms, at: slice, *
     return _Group(at, scorer.vectors(x[at], grad=grad), Sums(terms, target[at], starts, x.dtype))
 
 
-def _tile(buffer: Tensor, begin: int, rows: int, group: _Group) -> Tensor:  # -> (rows, n)
+def _tile(buffer: Tensor, rows: int, group: _Group) -> Tensor:  # -> (rows, n)
     n = group.vectors.count
-    return buffer[begin : begin + rows * n].view(rows, n)
+    return buffer[: rows * n].view(rows, n)
 
 
 def _empty(x: Tensor) -> Outcome:

@@ -1,0 +1,392 @@
+"""Laws of the vocabulary head over any structure: scores, losses, choices, against a dense twin."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import tensorbed as tb
+from tensorbed.nn import Head
+from tensorbed.structures import Format
+from tensorbed.structures.formats import Budget
+from tensorbed.testing.layers import _leaves
+from tensorbed.testing.samples import (
+    Conformance,
+    Draw,
+    Sample,
+    assert_all_near,
+    assert_near,
+    largest_allocation,
+    on,
+    one_of_each,
+    small,
+)
+from tensorbed.vocabulary.schedule import GROUPS, Schedule, considered
+
+# Each a set of keyword arguments of the loss; weights of classes are drawn where it says so.
+TERMS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "sum": {"reduction": "sum"},
+    "none": {"reduction": "none"},
+    "smoothed": {"label_smoothing": 0.2},
+    "ignoring a class": {"ignore_index": 1},
+    "weighted": {"class_weight": True},
+    "weighted and smoothed": {"class_weight": True, "label_smoothing": 0.1, "reduction": "sum"},
+    "soft cap": {"softcap": 1.5},
+    "z-loss": {"z_loss": 0.3},
+    "everything": {"class_weight": True, "label_smoothing": 0.1, "softcap": 2.0, "z_loss": 0.05},
+    "everything, each": {
+        "class_weight": True,
+        "label_smoothing": 0.1,
+        "softcap": 2.0,
+        "z_loss": 0.05,
+        "reduction": "none",
+    },
+}
+
+
+def make_head(sample: Sample, bias: bool = True, dtype: torch.dtype = torch.float64, **options: Any) -> Head:
+    """A head whose table has entries of size 1, and a drawn bias."""
+    draw = Draw(sample, seed=0)
+    if draw.structure.can_initialise:
+        torch.manual_seed(0)
+        head = Head(sample.cols, sample.rows, sample.format, bias, std=1.0, dtype=torch.float64, **options)
+    else:
+        table = draw.normal(sample.rows, sample.cols)
+        given = torch.zeros(sample.rows, dtype=torch.float64) if bias else None
+        head = Head.from_pretrained(table, sample.format, not draw.differentiable, bias=given, **options)
+    if head.bias is not None:
+        with torch.no_grad():
+            head.bias.copy_(draw.normal(sample.rows))
+    return head.to(dtype)
+
+
+def dense_loss(head: Head, h: Tensor, target: Tensor, **terms: Any) -> Tensor:
+    """The same loss from all logits of the table itself."""
+    logits: Tensor = h @ head.weight.T
+    if head.bias is not None:
+        logits = logits + head.bias
+    softcap, z_loss = terms.pop("softcap", None), terms.pop("z_loss", 0.0)
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    weight = terms.pop("class_weight", None)
+    flat = logits.reshape(-1, head.num_classes)
+    loss: Tensor = F.cross_entropy(flat, target.reshape(-1), weight, **terms)
+    counted = target.reshape(-1) != terms.get("ignore_index", -100)
+    z: Tensor = z_loss * torch.where(counted, torch.logsumexp(flat, -1).square(), 0)
+    reduction = terms.get("reduction", "mean")
+    each = loss + z if reduction == "none" else loss + (z.sum() if reduction == "sum" else z.sum() / counted.sum())
+    return each.reshape(target.shape) if reduction == "none" else each
+
+
+class HeadLaws(Conformance):
+    """Inherit with ``samples`` set."""
+
+    def vectors(self, draw: Draw, *shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+        """Hidden vectors that give scores of size 1, and targets, some of them ignored."""
+        h = draw.normal(*shape, draw.sample.cols) / draw.sample.cols**0.5
+        target = draw.index(*shape)
+        if target.numel() > 4:
+            target.view(-1)[3:5] = torch.tensor([-100, min(1, draw.sample.rows - 1)])
+        return h.to(dtype).requires_grad_(), target
+
+    @staticmethod
+    def terms(draw: Draw, name: str) -> dict[str, Any]:
+        said = dict(TERMS[name])
+        if said.pop("class_weight", False):
+            said["class_weight"] = draw.normal(draw.sample.rows).abs() + 0.1
+        return said
+
+    @pytest.mark.parametrize("terms", TERMS)
+    @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+    def test_the_loss_is_that_of_all_logits(self, sample: Sample, draw: Draw, terms: str, bias: bool) -> None:
+        head = make_head(sample, bias)
+        h, target = self.vectors(draw, 3, 5)
+        said = self.terms(draw, terms)
+        if said.get("ignore_index") is not None:
+            target = target.clamp_min(0)
+        made, expected = head.loss(h, target, **said), dense_loss(head, h, target, **said)
+        assert_near(made, expected)
+        if draw.differentiable:
+            leaves = [h, *_leaves(head)]
+            grad = draw.normal(*made.shape)
+            assert_all_near(torch.autograd.grad(made, leaves, grad), torch.autograd.grad(expected, leaves, grad))
+
+    def test_every_way_and_walk(self, sample: Sample, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Whatever is chosen, in tiles that do not divide the table or the batch, comes to the same."""
+        head = make_head(sample)
+        h, target = self.vectors(draw, 13)
+        for reduction in ("mean", "none"):
+            expected = dense_loss(head, h, target, reduction=reduction)
+            grad = draw.normal(*expected.shape)
+            leaves = [h, *_leaves(head)] if draw.differentiable else [h]
+            gradients = torch.autograd.grad(expected, leaves, grad)
+            for schedule in self.schedules(draw, 13, reduction):
+                monkeypatch.setattr("tensorbed.vocabulary.loss.choose", lambda *_, s=schedule, **__: s)
+                made = tb.linear_cross_entropy(h, _Unfused(head), target, reduction=reduction)
+                assert_near(made, expected)
+                assert_all_near(torch.autograd.grad(made, leaves, grad), gradients)
+
+    @staticmethod
+    def schedules(draw: Draw, tokens: int, reduction: str) -> list[Schedule]:
+        structure, found = draw.structure, []
+        for one in considered(structure, tokens, 2**14, trains=True, at_once=reduction != "none"):
+            height = min(structure.rows, one.way.step * max(1, structure.rows // (3 * one.way.step) + 1))
+            found += [replace(one, group=5, height=height), replace(one, group=tokens, height=height)]
+        assert any(one.walk == GROUPS for one in found) == (reduction != "none")
+        return found
+
+    def test_gradcheck_of_the_loss(self, sample: Sample, draw: Draw) -> None:
+        if not draw.differentiable:
+            pytest.skip(f"{draw.structure.kind} declares that it has no gradient")
+        head = make_head(sample)
+        h, target = self.vectors(draw, 4)
+        names = [name for name, _ in head.named_parameters()]
+
+        def loss(h: Tensor, *tensors: Tensor) -> Any:
+            given = dict(zip(names, tensors, strict=True))
+            return torch.func.functional_call(head, given, (h, target), {"label_smoothing": 0.1, "z_loss": 0.01})
+
+        leaves = [h, *(p.detach().requires_grad_() for p in head.parameters())]
+        assert torch.autograd.gradcheck(loss, leaves, fast_mode=True)
+
+    def test_logits_are_a_linear_layers(self, sample: Sample, draw: Draw) -> None:
+        head = make_head(sample)
+        for shape in ((), (1,), (7,), (2, 3), (0,), (2, 0, 3)):
+            h, _ = self.vectors(draw, *shape)
+            made, expected = head(h), F.linear(h, head.weight, head.bias)
+            assert_near(made, expected)
+            if draw.differentiable and made.numel():
+                leaves = [h, *_leaves(head)]
+                grad = draw.normal(*made.shape)
+                assert_all_near(torch.autograd.grad(made, leaves, grad), torch.autograd.grad(expected, leaves, grad))
+
+    def test_empty_batches_and_batches_all_ignored(self, sample: Sample, draw: Draw) -> None:
+        head = make_head(sample)
+        for shape in ((0,), (3, 0)):
+            h, target = self.vectors(draw, *shape)
+            assert torch.isnan(head.loss(h, target))
+            assert float(head.loss(h, target, reduction="sum").detach()) == 0
+            assert head.loss(h, target, reduction="none").shape == shape
+            head.loss(h, target, reduction="sum").backward()
+            assert h.grad is not None
+        h, target = self.vectors(draw, 6)
+        target.fill_(-100)
+        for reduction in ("mean", "sum"):
+            made, expected = head.loss(h, target, reduction=reduction), dense_loss(head, h, target, reduction=reduction)
+            assert torch.equal(made.isnan(), expected.isnan())
+            (grad,) = torch.autograd.grad(made, h)
+            assert torch.count_nonzero(grad) == 0
+        assert torch.count_nonzero(head.loss(h, target, reduction="none")) == 0
+
+    def test_targets_out_of_range_raise(self, sample: Sample, draw: Draw) -> None:
+        head = make_head(sample)
+        h, target = self.vectors(draw, 4)
+        for bad in (sample.rows, -1, 2**40):
+            target[2] = bad
+            with pytest.raises(IndexError, match=rf"target {bad} is out of range for {sample.rows} classes"):
+                head.loss(h, target)
+            with pytest.raises(IndexError, match=rf"target {bad} is out of range"):
+                head.log_prob(h, target)
+        target[2] = -100
+        with pytest.raises(IndexError, match="target -100 is out of range"):
+            head.log_prob(h, target)
+
+    def test_log_probabilities_sum_to_one(self, sample: Sample, draw: Draw) -> None:
+        """Over the real classes alone: padded rows take no probability."""
+        head = make_head(sample)
+        h, _ = self.vectors(draw, 1)
+        every = torch.arange(sample.rows)
+        made = head.log_prob(h.expand(sample.rows, -1), every)
+        assert_near(made, F.log_softmax(head(h), -1)[0])
+        assert float(made.detach().exp().sum()) == pytest.approx(1, rel=1e-12)
+
+    def test_topk(self, sample: Sample, draw: Draw) -> None:
+        head = make_head(sample)
+        for shape in ((), (3,), (2, 9)):
+            h, _ = self.vectors(draw, *shape)
+            for k in (1, min(5, sample.rows), sample.rows):
+                values, indices = head.topk(h, k)
+                expected = torch.topk(F.linear(h, head.weight, head.bias), k)
+                assert_near(values, expected.values)
+                assert torch.equal(indices, expected.indices)
+        for bad in (0, sample.rows + 1):
+            with pytest.raises(ValueError, match=f"k={bad}: there are {sample.rows} classes"):
+                head.topk(h, bad)
+
+    def test_samples_follow_the_probabilities(self, sample: Sample, draw: Draw) -> None:
+        head = make_head(sample)
+        h, _ = self.vectors(draw, 1)
+        n, generator = 4000, torch.Generator().manual_seed(0)
+        many = h.detach().expand(n, -1)
+        kinds: list[dict[str, Any]] = [{}, {"temperature": 0.5}, {"top_k": min(3, sample.rows)}, {"softcap": 0.5}]
+        for options in kinds:
+            drawn = head.sample(many, generator=generator, **options)
+            scores = F.linear(h, head.weight, head.bias)[0].detach()
+            cap = options.get("softcap")
+            scores = scores if cap is None else cap * torch.tanh(scores / cap)
+            if "top_k" in options:
+                kept = torch.topk(scores, options["top_k"])
+                scores = torch.full_like(scores, -torch.inf).index_copy(0, kept.indices, kept.values)
+            chance = torch.softmax(scores / options.get("temperature", 1.0), -1)
+            counts = torch.bincount(drawn, minlength=sample.rows)
+            # The ten likeliest classes, and all others as one: five standard deviations at a fixed seed.
+            best = torch.topk(chance, min(10, sample.rows)).indices
+            for share, count in [(chance[best], counts[best]), (1 - chance[best].sum(), n - counts[best].sum())]:
+                spread = (n * share * (1 - share)).clamp_min(0).sqrt() * 5 + 1
+                assert bool(((count - n * share).abs() <= spread).all())
+        assert torch.equal(head.sample(many[:3], temperature=0), head.topk(many[:3], 1).indices[:, 0])
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+    def test_no_less_exact_than_the_dense_loss(self, sample: Sample, draw: Draw, dtype: torch.dtype) -> None:
+        """Against float64 on the same rounded numbers, loss and gradient of the vectors."""
+        head = make_head(sample, dtype=dtype)
+        exact = make_head(sample, dtype=dtype).double()
+        h, target = self.vectors(draw, 64, dtype=dtype)
+        wide = h.detach().double().requires_grad_()
+        true = exact.loss(wide, target)
+        (true_grad,) = torch.autograd.grad(true, wide)
+        made = head.loss(h, target)
+        (grad,) = torch.autograd.grad(made, h)
+        assert made.dtype == grad.dtype == dtype
+        table = exact.weight.detach().to(dtype)
+        bias = None if head.bias is None else head.bias.detach()
+        dense = F.cross_entropy(F.linear(h, table, bias), target)
+        (dense_grad,) = torch.autograd.grad(dense, h)
+        unit = torch.finfo(dtype).eps * (4 if dtype == torch.float32 else 1)
+        assert abs(float(made.detach() - true.detach())) <= max(
+            abs(float(dense.detach() - true.detach())), unit * abs(float(true.detach()))
+        )
+        distance = [float(torch.linalg.vector_norm(g.double() - true_grad)) for g in (grad, dense_grad)]
+        assert distance[0] <= max(distance[1], 8 * unit * float(torch.linalg.vector_norm(true_grad)))
+
+    @on(small)
+    @pytest.mark.parametrize("reduction", ["mean", "none"])
+    def test_the_loss_allocates_neither_table_nor_logits(self, sample: Sample, draw: Draw, reduction: str) -> None:
+        head = make_head(sample, dtype=torch.float32)
+        tokens = 4 * sample.cols
+        h, target = self.vectors(draw, tokens, dtype=torch.float32)
+        with largest_allocation() as most:
+            loss = head.loss(h, target, reduction=reduction)
+            loss.sum().backward() if draw.differentiable else None
+        table, logits = sample.rows * sample.cols, sample.rows * tokens
+        given = max(h.numel(), *(t.numel() for t in head.params().values()))
+        assert most() < max(min(table, logits), given + 1)
+
+    @on(one_of_each)
+    def test_a_memory_budget_is_followed(self, sample: Sample, draw: Draw) -> None:
+        head = make_head(sample)
+        h, target = self.vectors(draw, 50)
+        expected = dense_loss(head, h, target)
+        for budget in (1, 4096, 2**16, 2**30):
+            head.memory_budget = budget
+            assert_near(head.loss(h, target), expected)
+        with pytest.raises(ValueError, match="memory_budget=0"):
+            tb.linear_cross_entropy(h, head, target, memory_budget=0)
+
+    @on(one_of_each)
+    def test_frozen_parts_get_no_gradient(self, sample: Sample, draw: Draw) -> None:
+        if not draw.differentiable:
+            pytest.skip(f"{draw.structure.kind} declares that it has no gradient")
+        for frozen in ("h", *dict(make_head(sample).named_parameters())):
+            for reduction in ("mean", "none"):
+                head = make_head(sample)
+                h, target = self.vectors(draw, 6)
+                leaves = {"h": h, **dict(head.named_parameters())}
+                leaves.pop(frozen).requires_grad_(False)
+                made = head.loss(h, target, reduction=reduction).sum()
+                expected = dense_loss(head, h, target, reduction=reduction).sum()
+                wanted = list(leaves.values())
+                assert_all_near(torch.autograd.grad(made, wanted), torch.autograd.grad(expected, wanted))
+                assert_near(head(h), F.linear(h, head.weight, head.bias))
+
+    def test_one_class(self, sample: Sample, draw: Draw) -> None:
+        try:
+            single = Sample(_unshaped(sample.format), 1, sample.cols)
+            single.format.bind(Budget(1, sample.cols))
+        except ValueError as reason:
+            pytest.skip(f"no such table: {reason}")
+        head = make_head(single)
+        h, target = self.vectors(Draw(single, 0), 3)
+        target.zero_()
+        assert_near(head.loss(h, target), torch.zeros((), dtype=torch.float64), units=1e6)
+        assert torch.equal(head.topk(h, 1).indices, torch.zeros(3, 1, dtype=torch.int64))
+        assert torch.equal(head.sample(h), torch.zeros(3, dtype=torch.int64))
+
+    @on(one_of_each)
+    def test_compiled_loss(self, sample: Sample, draw: Draw) -> None:
+        torch.compiler.reset()
+        head = make_head(sample, dtype=torch.float32)
+        for reduction in ("mean", "none"):
+
+            def loss(h: Tensor, target: Tensor, reduction: str = reduction) -> Tensor:
+                return head.loss(h, target, reduction=reduction, label_smoothing=0.1)
+
+            compiled: Any = torch.compile(loss, fullgraph=True)
+            for n in (6, 9):
+                h, target = self.vectors(draw, n, dtype=torch.float32)
+                made = compiled(h, target)
+                expected = dense_loss(head, h, target, reduction=reduction, label_smoothing=0.1)
+                assert_near(made, expected)
+                if draw.differentiable:
+                    leaves = [h, *_leaves(head)]
+                    assert_all_near(
+                        torch.autograd.grad(made.sum(), leaves), torch.autograd.grad(expected.sum(), leaves)
+                    )
+            with pytest.raises(IndexError, match="out of range"):
+                compiled(h, torch.full_like(target, sample.rows))
+
+    @on(one_of_each)
+    def test_compiled_and_exported_logits(self, sample: Sample, draw: Draw) -> None:
+        torch.compiler.reset()
+        head = make_head(sample, dtype=torch.float32)
+        h, _ = self.vectors(draw, 3, dtype=torch.float32)
+        expected = F.linear(h, head.weight, head.bias)
+        assert_near(torch.compile(head, fullgraph=True)(h), expected)
+        exported = torch.export.export(head, (h.detach(),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+        assert_near(exported.module()(h.detach()), expected.detach())
+
+    @on(one_of_each)
+    def test_transforms_follow_the_plain_loss(self, sample: Sample, draw: Draw) -> None:
+        head = make_head(sample)
+        h, target = self.vectors(draw, 4)
+        each = torch.func.vmap(lambda x, y: head.loss(x, y, ignore_index=-1, reduction="sum"))
+        target = target.clamp_min(0)
+        assert_near(each(h, target), dense_loss(head, h, target, reduction="none"))
+        made = torch.func.grad(lambda x: head.loss(x, target))(h)
+        (expected,) = torch.autograd.grad(dense_loss(head, h, target), h)
+        assert_near(made, expected)
+
+    @on(one_of_each)
+    def test_autocast(self, sample: Sample, draw: Draw) -> None:
+        head = make_head(sample, dtype=torch.float32)
+        h, target = self.vectors(draw, 8, dtype=torch.float32)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits, loss = head(h), head.loss(h.bfloat16(), target)
+        assert logits.dtype == torch.bfloat16
+        assert loss.dtype == torch.float32
+        assert_near(loss, dense_loss(head, h.bfloat16().float(), target))
+
+
+class _Unfused(torch.nn.Module):
+    """A head whose structure's own fused loss, if it has one, stays out of the way."""
+
+    def __init__(self, head: Head) -> None:
+        super().__init__()
+        self.head = head
+
+    def vocabulary(self, bias: Tensor | None) -> Any:
+        found = self.head.vocabulary(bias)
+        structure = found.structure
+        unfused = type("Unfused", (type(structure),), {"cross_entropy": lambda *_, **__: None})
+        return replace(found, structure=unfused(**{f.name: getattr(structure, f.name) for f in fields(structure)}))
+
+
+def _unshaped(format: Format) -> Format:
+    """The format without a shape that was meant for another table."""
+    return replace(format, shape=None) if getattr(format, "shape", None) is not None else format  # type: ignore[type-var]
