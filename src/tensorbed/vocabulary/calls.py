@@ -199,6 +199,8 @@ def topk_of(vocabulary: Vocabulary, h: Tensor, k: int, memory_budget: int | None
     check_dtypes(h, vocabulary.tensors)
     if not 1 <= require_int(k, "k") <= structure.rows:
         raise ValueError(f"k={k}: there are {structure.rows} classes to choose from (1 to {structure.rows}).")
+    if is_traced(h) or _is_plain_only(h):
+        return TopK(*torch.topk(reference.logits(vocabulary, h).detach(), k))
     found = choices.topk(vocabulary, h.reshape(-1, structure.cols), k, memory_budget)
     return TopK(*(t.reshape(*h.shape[:-1], k) for t in found))
 
@@ -214,5 +216,6 @@ def sample_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, **op
         raise ValueError(f"top_k={top_k}: there are {structure.rows} classes to choose from (1 to {structure.rows}).")
     if options["softcap"] is not None:
         check_terms("none", 0, 0, options["softcap"], None)
-    drawn = choices.sample(vocabulary, h.reshape(-1, structure.cols), memory_budget=memory_budget, **options)
+    x = h.reshape(-1, structure.cols)
+    drawn = choices.sample(vocabulary, x, memory_budget=memory_budget, **options)
     return drawn.reshape(h.shape[:-1])

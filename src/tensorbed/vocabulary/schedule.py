@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 from tensorbed.contraction.projection import Way
@@ -67,6 +68,7 @@ def numbers_allowed(memory_budget: int | None, tokens: int, rows: int, itemsize:
     return min(max(tokens * rows // _SHARE, least), _MOST)
 
 
+@lru_cache(maxsize=4096)
 def choose(structure: Structure, tokens: int, numbers: int, *, trains: bool, at_once: bool) -> Schedule:
     """The schedule of least counted cost.
 
