@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar, NamedTuple, Self, Unpack
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -144,6 +145,18 @@ class Head(StructuredTable):
         """The table's Parameters and buffers under the same names."""
         self._tied = (table,)
         self._set_up(table.structure, None, table._dtype, padding_idx=table.padding_idx, std=table.std)
+        self._follow()
+
+    def _follow(self) -> None:
+        """Be told when the table's tensors are replaced, in whatever order a model moves or loads its parts."""
+        for table in self._tied:
+            if table._followers is None:
+                table._followers = WeakSet()
+            table._followers.add(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._follow()
 
     def _make_tensors(self, device: torch.device | str | None, dtype: torch.dtype) -> None:
         if not self._tied:
@@ -161,11 +174,6 @@ class Head(StructuredTable):
                 else:
                     self.register_buffer(spec.name, getattr(table, spec.name))
             self.register_buffer("padding_row", table.padding_row)
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._tie()
-        return self
 
     def _save_to_state_dict(self, *args: Any) -> None:
         self._tie()

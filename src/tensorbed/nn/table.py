@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar, Self, TypedDict, Unpack
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -47,6 +48,8 @@ class StructuredTable(nn.Module):
     num_embeddings: int
     embedding_dim: int
     padding_row: Tensor | None
+    # Layers that hold this one's tensors. Where they are replaced here, they are there.
+    _followers: WeakSet[StructuredTable] | None = None
 
     def __init__(
         self,
@@ -242,6 +245,25 @@ class StructuredTable(nn.Module):
         tensors = tuple(self.params().values())
         return Vocabulary(self.structure, tensors, bias, self.padding_idx, self._constant_row())
 
+    def _tie(self) -> None:
+        """Take the tensors of the table this one follows, if any."""
+
+    def _lead(self) -> None:
+        for follower in self._followers or ():
+            follower._tie()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._tie()
+        self._lead()
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy of the table alone has no followers; those copied along enter themselves again.
+        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
+        state.pop("_followers", None)
+        return state
+
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         errors: list[str] = args[-1]
         dense = state_dict.get(f"{prefix}weight")
@@ -252,6 +274,8 @@ class StructuredTable(nn.Module):
             )
             return
         super()._load_from_state_dict(state_dict, prefix, *args)
+        self._tie()  # tensors may have been assigned and not copied into
+        self._lead()
 
 
 def wrapped_padding_idx(padding_idx: int | None, rows: int) -> int | None:
