@@ -1,0 +1,273 @@
+"""The head's own arguments, shorthands, refusals and explanations; its laws are in the conformance suite."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import tensorbed as tb
+from tensorbed.testing import assert_near
+from tensorbed.vocabulary.schedule import GROUPS, ONCE, TWICE, choose, numbers_allowed
+
+SHAPE = ((4, 5, 6), (2, 3, 4))
+
+
+@pytest.fixture
+def head():
+    torch.manual_seed(0)
+    return tb.Head(24, 101, tb.TensorTrain(rank=3, shape=SHAPE), bias=True, std=1.0)
+
+
+@pytest.fixture
+def batch():
+    generator = torch.Generator().manual_seed(0)
+    h = torch.randn(2, 7, 24, generator=generator)
+    return h.requires_grad_(), torch.randint(0, 101, (2, 7), generator=generator)
+
+
+@pytest.mark.parametrize(
+    ("layer", "kind", "numbers"),
+    [
+        (lambda: tb.TTHead(24, 101, 3, shape=SHAPE), "tensor_train", 4 * 2 * 3 + 5 * 3 * 3 * 3 + 6 * 3 * 4),
+        (lambda: tb.TTHead(24, 101, ranks=(2, 4), shape=SHAPE), "tensor_train", 4 * 2 * 2 + 5 * 2 * 3 * 4 + 6 * 4 * 4),
+        (lambda: tb.TTHead(24, 101, ratio=10, order=2), "tensor_train", None),
+        (lambda: tb.TRHead(24, 101, 2, shape=SHAPE), "tensor_ring", 4 * (4 * 2 + 5 * 3 + 6 * 4)),
+        (lambda: tb.LowRankHead(24, 101, rank=5), "low_rank", 5 * 125),
+        (lambda: tb.LowRankHead(24, 101, ratio=4), "low_rank", None),
+        (lambda: tb.Head(24, 101, tb.Dense()), "dense", 24 * 101),
+    ],
+)
+def test_shorthands(layer, kind, numbers):
+    head = layer()
+    stored = sum(p.numel() for p in head.parameters())
+    assert head.structure.kind == kind
+    assert (head.in_features, head.num_classes, head.out_features) == (24, 101, 101)
+    assert head.weight.shape == (101, 24)
+    assert numbers in (None, stored)
+    assert head.compression_ratio == pytest.approx(24 * 101 / stored)
+    assert head(torch.zeros(24)).shape == (101,)
+
+
+def test_cores_and_ratio_are_those_of_an_embedding_of_the_same_shape():
+    embedding, head = tb.TTEmbedding(101, 24, 3, shape=SHAPE), tb.TTHead(24, 101, 3, shape=SHAPE)
+    assert [c.shape for c in head.cores] == [c.shape for c in embedding.cores]
+    assert head.compression_ratio == embedding.compression_ratio
+
+
+def test_a_bias_counts_on_both_sides(head):
+    cores = head.structure.numel
+    assert head.compression_ratio == pytest.approx((24 * 101 + 101) / (cores + 101))
+    assert "bias=True" in repr(head)
+    assert torch.count_nonzero(head.bias) == 0
+
+
+@pytest.mark.parametrize("cls", [tb.TTHead, tb.TRHead, tb.LowRankHead])
+def test_fitted_to_a_linear_layer(cls):
+    torch.manual_seed(0)
+    linear = nn.Linear(24, 101)
+    head = cls.from_pretrained(linear.weight, rank=2, bias=linear.bias, freeze=False)
+    assert all(p.requires_grad for p in head.parameters())
+    assert torch.equal(head.bias, linear.bias)
+    assert head.bias is not linear.bias
+    distance = torch.linalg.vector_norm(head.weight - linear.weight) / torch.linalg.vector_norm(linear.weight)
+    assert head.fit_error == pytest.approx(float(distance.detach()), rel=1e-4)
+    frozen = cls.from_pretrained(linear.weight, rank=2, bias=linear.bias)
+    assert not any(p.requires_grad for p in frozen.parameters())
+
+
+def test_a_fit_by_error_keeps_it():
+    torch.manual_seed(0)
+    table = torch.randn(101, 24) @ torch.diag(0.5 ** torch.arange(24))
+    assert tb.Head.from_pretrained(table, tb.TensorTrain(rel_error=0.2)).fit_error <= 0.2
+
+
+def test_calling_with_targets_is_the_loss(head, batch):
+    h, target = batch
+    assert torch.equal(head(h, target, label_smoothing=0.1), head.loss(h, target, label_smoothing=0.1))
+
+
+def test_hooks_see_every_use(head, batch):
+    h, target = batch
+    calls = []
+    head.register_forward_pre_hook(lambda *_: calls.append(1))
+    for use in (
+        lambda: head(h),
+        lambda: head.loss(h, target),
+        lambda: head.log_prob(h, target),
+        lambda: head.topk(h, 2),
+        lambda: head.sample(h),
+    ):
+        use()
+    assert len(calls) == 5
+
+
+def test_functional_forms(head, batch):
+    h, target = batch
+    expected = F.cross_entropy(F.linear(h, head.weight, head.bias).flatten(0, 1), target.flatten())
+    assert_near(tb.linear_cross_entropy(h, head, target), expected)
+    given = tb.linear_cross_entropy(h, head.structure, target, params=head.params(), linear_bias=head.bias)
+    assert_near(given, expected)
+    assert_near(tb.linear_cross_entropy(h, head, target, impl="reference"), expected)
+    other = torch.randn(101)
+    assert_near(
+        tb.linear_cross_entropy(h, head, target, linear_bias=other, reduction="none"),
+        F.cross_entropy((h @ head.weight.T + other).flatten(0, 1), target.flatten(), reduction="none").view(2, 7),
+    )
+
+
+def test_the_reference_is_twice_differentiable(batch):
+    head = tb.TTHead(24, 101, 2, shape=SHAPE, impl="reference", dtype=torch.float64)
+    h, target = batch
+    assert torch.autograd.gradgradcheck(
+        lambda x: head.loss(x, target[0, :3]), h.detach()[0, :3].double().requires_grad_()
+    )
+
+
+def test_int32_targets_and_any_layout(head, batch):
+    h, target = batch
+    expected = head.loss(h, target)
+    assert torch.equal(head.loss(h, target.int()), expected)
+    assert_near(head.loss(h.transpose(0, 1), target.T), expected)
+    strided = torch.stack([h.detach(), h.detach()], -1)[..., 0]
+    assert not strided.is_contiguous()
+    assert torch.equal(head.loss(strided, target), expected)
+
+
+def test_a_class_can_be_banned_by_the_bias(head, batch):
+    """Scores of -inf take no probability, in a block of their own too."""
+    h, target = batch
+    with torch.no_grad():
+        head.bias[50:] = -torch.inf
+    target = target % 50
+    expected = F.cross_entropy(F.linear(h, head.weight[:50], head.bias[:50]).flatten(0, 1), target.flatten())
+    for budget in (None, 2000):
+        head.memory_budget = budget
+        made = head.loss(h, target)
+        assert_near(made, expected)
+        (grad,) = torch.autograd.grad(made, h)
+        (wanted,) = torch.autograd.grad(expected, h, retain_graph=True)
+        assert_near(grad, wanted)
+    assert int(head.sample(h.detach().expand(50, 2, 7, 24)).max()) < 50
+
+
+def test_not_a_number_is_shown(head, batch):
+    h, target = batch
+    with torch.no_grad():
+        h[0, 0] = torch.nan
+    assert torch.isnan(head.loss(h, target))
+    each = head.loss(h, target, reduction="none")
+    assert each.isnan().sum() == 1
+
+
+def test_ignored_vectors_may_hold_anything(head, batch):
+    h, target = batch
+    target[0, 0] = -100
+    expected = head.loss(h, target)
+    with torch.no_grad():
+        h[0, 0] = torch.inf
+    made = head.loss(h, target)
+    assert_near(made, expected)
+    (grad,) = torch.autograd.grad(made, h)
+    assert torch.count_nonzero(grad[0, 0]) == 0
+
+
+def test_scores_beyond_the_range_of_exp(head, batch):
+    h, target = batch
+    big = (h.detach() * 1e4).requires_grad_()
+    made, expected = (
+        head.loss(big, target),
+        F.cross_entropy(F.linear(big, head.weight, head.bias).flatten(0, 1), target.flatten()),
+    )
+    assert_near(made, expected)
+    assert_near(torch.autograd.grad(made, big)[0], torch.autograd.grad(expected, big)[0])
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "match"),
+    [
+        (lambda h, x, y: h.loss(x[..., :3], y), ValueError, "last size must be 24"),
+        (lambda h, x, y: h.loss(x.long(), y), TypeError, "floating-point numbers, got int64"),
+        (lambda h, x, y: h.loss([1.0], y), TypeError, "must be a tensor, got list"),
+        (lambda h, x, y: h.loss(x, y[0]), ValueError, r"target has shape \(7,\)"),
+        (lambda h, x, y: h.loss(x, y.float()), TypeError, "probabilities of all classes"),
+        (lambda h, x, y: h.loss(x, y.to(torch.uint8)), TypeError, r"got uint8; convert it with .long\(\)"),
+        (lambda h, x, y: h.loss(x, None), TypeError, "target must be a tensor"),
+        (lambda h, x, y: h.loss(x.double(), y), ValueError, "are float64 and the table is float32"),
+        (lambda h, x, y: h.loss(x, y, reduction="avg"), ValueError, "reduction='avg': choose one of \"mean\""),
+        (lambda h, x, y: h.loss(x, y, label_smoothing=1.5), ValueError, "label_smoothing=1.5"),
+        (lambda h, x, y: h.loss(x, y, z_loss=-1.0), ValueError, "z_loss=-1.0"),
+        (lambda h, x, y: h.loss(x, y, z_loss=float("nan")), ValueError, "z_loss=nan"),
+        (lambda h, x, y: h.loss(x, y, softcap=0.0), ValueError, "softcap=0.0"),
+        (lambda h, x, y: h.loss(x, y, class_weight=torch.ones(3)), ValueError, r"class_weight has shape \(3,\)"),
+        (lambda h, x, y: h.loss(x, y, class_weight=[1.0]), TypeError, "class_weight must be a tensor"),
+        (lambda h, x, y: h.loss(x, y, ignore_index=1.5), TypeError, "ignore_index must be an int"),
+        (lambda h, x, y: h.loss(x, y, smoothing=0.1), TypeError, "smoothing"),
+        (lambda h, x, y: h.topk(x, 1.5), TypeError, "k must be an int"),
+        (lambda h, x, y: h.sample(x, temperature=-1), ValueError, "temperature=-1"),
+        (lambda h, x, y: h.sample(x, top_k=0), ValueError, "top_k=0"),
+        (lambda h, x, y: h.explain(-1), ValueError, "vectors=-1"),
+        (lambda h, x, y: tb.linear_cross_entropy(x, h.structure, y), TypeError, "give params= with core_0"),
+        (lambda h, x, y: tb.linear_cross_entropy(x, h, y, params={}), TypeError, "has its own tensors"),
+        (lambda h, x, y: tb.linear_cross_entropy(x, nn.Linear(2, 2), y), TypeError, "expected a layer of tensorbed"),
+        (lambda h, x, y: tb.linear_cross_entropy(x, h, y, impl="fast"), ValueError, "impl='fast'"),
+        (lambda h, x, y: tb.linear_cross_entropy(x, h, y, memory_budget=0), ValueError, "memory_budget=0"),
+        (lambda h, x, y: tb.linear_cross_entropy(x, h, y, linear_bias=torch.ones(2)), ValueError, "bias has shape"),
+        (lambda h, x, y: tb.Head(0, 5, tb.Dense()), ValueError, "in_features=0"),
+        (lambda h, x, y: tb.Head(5, -1, tb.Dense()), ValueError, "num_classes=-1"),
+        (lambda h, x, y: tb.Head(5, 5, tb.Dense), TypeError, "format must be a format"),
+        (lambda h, x, y: tb.Head(5, 5, tb.Dense(), impl="native"), ValueError, "impl='native'"),
+        (lambda h, x, y: tb.Head(5, 5, tb.Dense(), memory_budget=1.5), TypeError, "memory_budget must be an int"),
+    ],
+)
+def test_refusals(head, batch, use, error, match):
+    h, target = batch
+    before = {name: p.clone() for name, p in head.named_parameters()}
+    with pytest.raises(error, match=match):
+        use(head, h, target)
+    assert all(torch.equal(before[name], p) for name, p in head.named_parameters())
+
+
+def test_a_dense_state_is_refused_by_name(head):
+    with pytest.raises(RuntimeError, match=r"TTHead|Head.from_pretrained"):
+        head.load_state_dict({"weight": torch.zeros(101, 24)}, strict=False)
+
+
+def test_explanations_name_what_is_taken():
+    head = tb.TTHead(512, 267735, 16, shape=((60, 60, 75), (8, 8, 8)), device="meta")
+    few, many = head.explain(1), head.explain(torch.empty(4, 512, 512, device="meta"), training=True)
+    assert few.path.startswith("cores")
+    assert few.considered["rows, once"] > 10 * few.considered[few.path]
+    # Through the cores a vector takes half of the dense product's multiply-adds.
+    assert many.considered[many.path] < 0.55 * many.multiply_adds_dense
+    assert many.bytes < 0.15 * 2 * 2048 * 267735 * 4
+    assert "<- taken" in str(many)
+    assert json.loads(json.dumps(few.to_dict()))["vectors"] == 1
+    wide = tb.TTHead(512, 267735, 96, shape=((60, 60, 75), (8, 8, 8)), device="meta").explain(2048, training=True)
+    assert wide.path == "rows, groups"
+    assert wide.considered[wide.path] < 1.4 * wide.multiply_adds_dense
+
+
+def test_walks_follow_what_is_asked_and_the_memory():
+    structure = tb.TTHead(512, 267735, 96, shape=((60, 60, 75), (8, 8, 8)), device="meta").structure
+    plenty, little = numbers_allowed(None, 2048, 267735, 4), numbers_allowed(2**24, 2048, 267735, 4)
+    assert choose(structure, 2048, plenty, trains=True, at_once=True).walk == GROUPS
+    assert choose(structure, 2048, plenty, trains=True, at_once=False).walk == TWICE
+    assert choose(structure, 2048, plenty, trains=False, at_once=False).walk == ONCE
+    tight = choose(structure, 2048, little, trains=True, at_once=True)
+    assert tight.walk == TWICE
+    assert tight.numbers <= little
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 100, 2048])
+@pytest.mark.parametrize("budget", [None, 1, 10**5, 10**7, 10**9])
+def test_tiles_cover_every_vector_and_row_once(tokens, budget):
+    structure = tb.TTHead(24, 101, 3, shape=SHAPE).structure
+    for trains, at_once in ((True, True), (True, False), (False, False)):
+        numbers = numbers_allowed(budget, tokens, 101, 4)
+        schedule = choose(structure, tokens, numbers, trains=trains, at_once=at_once)
+        groups, blocks = schedule.groups(), schedule.blocks()
+        assert [i for at in groups for i in range(at.start, at.stop)] == list(range(tokens))
+        assert [i for a, b in blocks for i in range(a, b)] == list(range(101))
+        assert max(at.stop - at.start for at in groups) <= schedule.group
