@@ -1,1 +1,1 @@
-"""Lookups side by side with other implementations: ``python -m benchmarks``."""
+"""Lookups and heads side by side with other implementations: ``python -m benchmarks``."""

@@ -6,13 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import inf
 
+from benchmarks.heads import FUSED, PLAIN, TT_16, TT_96
 from benchmarks.peers import AUTO, DENSE, GROUPED, TENSORLY
-from benchmarks.results import Result
+from benchmarks.results import HeadResult, Result
 
 EFFICIENCY_FORWARD, EFFICIENCY_BOTH = 0.35, 0.25
 _SLACK = 1.2  # of the best implementation's time, for the one that is chosen
 _OVER_ONE_ROW = 8.0
 _MANY_ROWS = 25_000
+HEAD_STEP = {TT_16: 1.0, TT_96: 1.5}  # of the time that PyTorch's fused loss and Adam take with a dense weight
+HEAD_STEP_GOAL = 1.25  # at rank 96, where rows are made; wished for, not asked
+_HEAD_MEMORY = 15.0  # per cent of what the plain loss takes
+_HEAD_TOPK = 3.0
 
 
 @dataclass(frozen=True)
@@ -45,10 +50,11 @@ class Floor:
         return {None: "not run", True: "met", False: "missed"}[self.met]
 
 
-def judge(results: Sequence[Result]) -> list[Floor]:
-    """Every floor of every workload, grouped by what they ask."""
+def judge(results: Sequence[Result], heads: HeadResult | None = None) -> list[Floor]:
+    """Every floor of every workload, and of the heads if there were any, grouped by what they ask."""
     asked = (_tensorly, _grouped, _efficiency, _training, _one_row, _memory, _choice)
-    return [floor for of in asked for result in results for floor in of(result)]
+    found = [floor for of in asked for result in results for floor in of(result)]
+    return found if heads is None else [*found, *_heads(heads)]
 
 
 def _tensorly(result: Result) -> Iterator[Floor]:
@@ -101,6 +107,18 @@ def _choice(result: Result) -> Iterator[Floor]:
         best, auto = result.best_of_ours(measure), result.times.get(AUTO)
         reached = getattr(auto, measure).median / best[1] if best and auto else None
         yield Floor(f"auto, {about}, times that of the best of ours", result.workload.name, _SLACK, reached, False)
+
+
+def _heads(heads: HeadResult) -> Iterator[Floor]:
+    for name, most in HEAD_STEP.items():
+        about = f"head's training step, times that of {FUSED}"
+        yield Floor(about, f"head, {name}", most, heads.over_fused(name), False)
+    for name in HEAD_STEP:
+        share = heads.share_of_memory(name)
+        about = f"head's extra memory in fwd+bwd, of that of {PLAIN}"
+        yield Floor(about, f"head, {name}", _HEAD_MEMORY, None if share is None else 100 * share, False, "%")
+    about = f"head's topk of one vector, times faster than {PLAIN}"
+    yield Floor(about, f"head, {TT_16}", _HEAD_TOPK, heads.faster_topk(TT_16), True)
 
 
 def _is(result: Result, *names: str) -> bool:

@@ -6,10 +6,12 @@ import ctypes
 import gc
 import multiprocessing
 import resource
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,15 +19,15 @@ from torch import nn
 from benchmarks.peers import PEERS, CannotRunError, Peer, build, draw
 from benchmarks.workloads import Workload
 
-_PATIENCE = 90  # seconds for one measurement
+_PATIENCE = 90  # seconds for one measurement of lookups
 _KERNEL, _RUSAGE = "VmHWM after a reset", "ru_maxrss: a lower bound where memory freed before was used again"
 
 
 @dataclass(frozen=True)
 class Extra:
-    """Bytes at the peak of forward and backward beyond parameters, ids and the incoming gradient.
+    """Bytes at the peak of forward and backward beyond parameters, inputs and the incoming gradient.
 
-    Output rows and the parameters' gradients are part of it. ``method`` is how the peak was read.
+    What comes out and the gradients are part of it. ``method`` is how the peak was read.
     """
 
     bytes: int
@@ -33,18 +35,28 @@ class Extra:
 
 
 def extra_memory(workload: Workload, peer: Peer, threads: int) -> Extra | str:
-    """Measured in a fresh process that has imported this one implementation only, or the reason why not."""
+    """Of one implementation of lookups, or the reason why it is not known."""
+    # A copy without the ids and the gradient that may be held here: the child draws its own.
+    return in_fresh_process(_lookup, (replace(workload), PEERS.index(peer)), threads)
+
+
+def in_fresh_process(
+    measured: Callable[..., Extra], arguments: tuple[Any, ...], threads: int, patience: float = _PATIENCE
+) -> Extra | str:
+    """``measured(*arguments)`` in a process that has done nothing else, or the reason why not.
+
+    Both are pickled: ``measured`` is a function of a module, and what it builds it builds there.
+    """
     # A fork server imports torch once; its children are fresh all the same, for it never computes anything.
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
     receiver, sender = context.Pipe(duplex=False)
-    # A copy without the ids and the gradient that may be held here: the child draws its own.
-    process = context.Process(target=_child, args=(sender, replace(workload), PEERS.index(peer), threads))
+    process = context.Process(target=_child, args=(sender, threads, measured, arguments))
     process.start()
     sender.close()
     try:
-        if not receiver.poll(_PATIENCE):
-            return f"memory not measured: more than {_PATIENCE} s"
+        if not receiver.poll(patience):
+            return f"memory not measured: more than {patience:.0f} s"
         found: Extra | str = receiver.recv()
         return found
     except EOFError:
@@ -54,23 +66,35 @@ def extra_memory(workload: Workload, peer: Peer, threads: int) -> Extra | str:
         process.join()
 
 
-def measure(layer: nn.Module, workload: Workload) -> Extra:
-    """Of one call, after one of a single entry has made threads, workspaces and imports."""
-    ids, gradient = workload.ids, workload.gradient
-    layer(ids[:1]).backward(gradient[:1])
-    layer.zero_grad(set_to_none=True)
+def peak_beyond(warm_up: Callable[[], None], call: Callable[[], None]) -> Extra:
+    """Of one call, after a small one has made threads, workspaces and imports and left nothing else behind."""
+    warm_up()
     gc.collect()
     _give_back()
     before, method = _reset_peak()
-    layer(ids).backward(gradient)
+    call()
     return Extra(max(0, _peak(method) - before), method)
 
 
-def _child(sender: Connection, workload: Workload, number: int, threads: int) -> None:
+def measure(layer: nn.Module, workload: Workload) -> Extra:
+    """Of one lookup and its gradients."""
+    ids, gradient = workload.ids, workload.gradient
+
+    def warm_up() -> None:
+        layer(ids[:1]).backward(gradient[:1])
+        layer.zero_grad(set_to_none=True)
+
+    return peak_beyond(warm_up, lambda: layer(ids).backward(gradient))
+
+
+def _lookup(workload: Workload, number: int) -> Extra:
+    return measure(build(PEERS[number], workload, draw(workload), check=False), workload)
+
+
+def _child(sender: Connection, threads: int, measured: Callable[..., Extra], arguments: tuple[Any, ...]) -> None:
     torch.set_num_threads(threads)
-    peer = PEERS[number]
     try:
-        found: Extra | str = measure(build(peer, workload, draw(workload), check=False), workload)
+        found: Extra | str = measured(*arguments)
     except CannotRunError as reason:
         found = str(reason)
     sender.send(found)

@@ -10,30 +10,43 @@ from string import Template
 
 from benchmarks.floors import judge
 from benchmarks.records import about
-from benchmarks.results import Report
+from benchmarks.results import HeadResult, Report
 from benchmarks.tables import (
     Sheet,
     choice_sheet,
     curve_sheets,
     floors_sheet,
+    heads_sheet,
     one_row_sheet,
     summary_sheet,
     workload_sheet,
 )
 
+_WORKLOADS = """
+The limit is the larger of the operations of the cheapest plan known for these ids at the measured speed of a large
+matrix product, and the bytes that must move at the measured speed of a copy. Efficiency is the limit over what was
+measured. Extra memory is the peak of forward and backward beyond parameters, ids and the incoming gradient; the rows
+and the gradients of the parameters count."""
+_HEADS = """
+From hidden vectors to the loss over all classes, and back to the vectors and the head's parameters. The plain loss and
+PyTorch's fused one have a dense weight, the others a table of their format, all drawn at the same scale. Extra memory
+is the peak of loss and gradients beyond parameters, vectors and targets; the gradients of the parameters count."""
 
-def write(report: Report, pictures: Mapping[str, Path], path: Path) -> None:
-    """Tables and pictures, these inlined."""
+
+def write(report: Report, pictures: Mapping[str, Path], path: Path, heads: Path | None = None) -> None:
+    """Tables and pictures, these inlined; ``heads`` is the picture of the heads."""
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
-    floors = judge(report.results)
+    floors = judge(report.results, report.heads)
     details = [floors_sheet(floors), choice_sheet(report.results), one_row_sheet(report.results)]
+    workloads = _sheets([workload_sheet(result, report.rounds) for result in report.results], "h3")
     text = template.substitute(
         facts=_facts(report),
         summary=_sheets([summary_sheet(floors)], "h2"),
-        pictures="\n".join(_picture(title, picture) for title, picture in pictures.items()),
+        pictures="\n".join(_section(title, "", _picture(title, picture)) for title, picture in pictures.items()),
+        heads=_section("Heads", _HEADS, _heads(report.heads, heads)),
         details=_sheets([sheet for sheet in details if sheet], "h2"),
-        workloads=_sheets([workload_sheet(result, report.rounds) for result in report.results], "h3"),
-        curves=_sheets(curve_sheets(report), "h3"),
+        workloads=_section("Every workload", _WORKLOADS, workloads),
+        curves=_section("How cost grows, in numbers", "", _sheets(curve_sheets(report), "h3")),
     )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
@@ -56,8 +69,18 @@ def _facts(report: Report) -> str:
 
 def _picture(title: str, path: Path) -> str:
     inlined = b64encode(path.read_bytes()).decode("ascii")
-    image = f'<img alt="{escape(title)}" src="data:image/png;base64,{inlined}">'
-    return f"<h2>{escape(title)}</h2>\n<figure>{image}</figure>"
+    return f'<figure><img alt="{escape(title)}" src="data:image/png;base64,{inlined}"></figure>'
+
+
+def _heads(heads: HeadResult | None, picture: Path | None) -> str:
+    shown = _picture("Training step and peak memory of every head", picture) if picture else ""
+    return f"{shown}\n{_sheets([heads_sheet(heads)], 'h3')}" if heads else ""
+
+
+def _section(title: str, text: str, body: str) -> str:
+    """A heading and what is below it; nothing where there is nothing."""
+    said = f"<p>{escape(text.strip())}</p>\n" if text else ""
+    return f"<h2>{escape(title)}</h2>\n{said}{body}" if body else ""
 
 
 def _sheets(sheets: Sequence[Sheet], heading: str) -> str:

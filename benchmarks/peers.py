@@ -91,9 +91,7 @@ def build(peer: Peer, workload: Workload, cores: Sequence[Cores], *, check: bool
     reason = peer.refuses(workload)
     if reason is not None:
         raise CannotRunError(reason)
-    need, free = peer.needs(workload), available_bytes()
-    if need > free - _GB:
-        raise CannotRunError(f"needs about {need / _GB:.1f} GB, {free / _GB:.1f} GB are free")
+    require_memory(peer.needs(workload))
     try:
         layer = _assembled(peer, workload, cores)
         if check:
@@ -138,6 +136,13 @@ def definition(cores: Cores, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
     for core, digit in zip(cores, digits, strict=True):
         left = torch.einsum("nmr,rnjs->nmjs", left, core[:, digit].double()).flatten(1, 2)
     return left.flatten(1)[inverse]
+
+
+def require_memory(need: int) -> None:
+    """Raise :class:`CannotRunError` unless so many bytes, and some to spare, can be had."""
+    free = available_bytes()
+    if need > free - _GB:
+        raise CannotRunError(f"needs about {need / _GB:.1f} GB, {free / _GB:.1f} GB are free")
 
 
 def available_bytes() -> int:

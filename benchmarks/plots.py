@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,9 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from benchmarks import peers
+from benchmarks import heads, peers
 from benchmarks.floors import EFFICIENCY_BOTH, EFFICIENCY_FORWARD
-from benchmarks.results import Curve, Report, Result
+from benchmarks.results import Curve, HeadResult, Report, Result
 from benchmarks.tables import short
 
 # One colour and marker an implementation in every picture: ours blue and green, others warm, dense tables grey.
@@ -29,6 +29,15 @@ COLOURS = {
     peers.TORCHTT: "#c2413b",
     peers.DENSE: "#525c69",
     peers.SPARSE: "#a1aab5",
+}
+HEAD_COLOURS = {
+    heads.PLAIN: "#a1aab5",
+    heads.FUSED: "#525c69",
+    heads.DENSE: "#e3b341",
+    heads.LOW_16: "#6cc2a4",
+    heads.LOW_96: "#1f9d76",
+    heads.TT_16: "#2f8fe0",
+    heads.TT_96: "#12508f",
 }
 MARKERS = {peers.AUTO: "o", peers.NATIVE: "s", peers.GROUPED: "^", peers.TENSORLY: "D", peers.DENSE: "v"}
 _STYLE = {
@@ -51,9 +60,9 @@ def draw(report: Report, folder: Path) -> dict[str, Path]:
     """Write every picture there is something to show in; by title, in the order to look at them."""
     folder.mkdir(parents=True, exist_ok=True)
     kinds: tuple[tuple[str, str, Callable[[], Figure], bool], ...] = (
-        ("Forward and backward", "times.png", lambda: _bars(report.results, _both), True),
-        ("Whole training step with Adam", "steps.png", lambda: _bars(report.results, _step), True),
-        ("Efficiency", "efficiency.png", lambda: _efficiency(report.results), True),
+        ("Forward and backward", "times.png", lambda: _bars(report.results, _both), bool(report.results)),
+        ("Whole training step with Adam", "steps.png", lambda: _bars(report.results, _step), bool(report.results)),
+        ("Efficiency", "efficiency.png", lambda: _efficiency(report.results), bool(report.results)),
         ("How cost grows", "scaling.png", lambda: _curves(report.curves), bool(report.curves)),
     )
     found = {}
@@ -63,6 +72,14 @@ def draw(report: Report, folder: Path) -> dict[str, Path]:
                 found[title] = folder / name
                 make().savefig(found[title], dpi=130)
     return found
+
+
+def draw_heads(found: HeadResult, folder: Path) -> Path:
+    """Write the picture of the heads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(_STYLE):
+        _heads(found).savefig(folder / "heads.png", dpi=130)
+    return folder / "heads.png"
 
 
 def _both(result: Result, name: str) -> float | None:
@@ -82,25 +99,37 @@ def _bars(results: Sequence[Result], value: Callable[[Result, str], float | None
     for panel in panels[len(results) :]:
         panel.set_visible(False)
     for panel, result in zip(panels, results, strict=False):
-        _panel(panel, result.workload.name, names, [value(result, name) for name in names])
+        _panel(panel, result.workload.name, {name: value(result, name) for name in names}, COLOURS, "milliseconds")
     return figure
 
 
-def _panel(axes: Any, title: str, names: Sequence[str], values: Sequence[float | None]) -> None:
-    known = [value for value in values if value]
+def _heads(found: HeadResult) -> Figure:
+    """A training step, and the memory of a loss, a bar for each head."""
+    figure = Figure(figsize=(14, 3.4), layout="constrained")
+    steps = {name: found.times[name].step.median / 1e3 if name in found.times else None for name in HEAD_COLOURS}
+    memory = {name: found.memory[name].bytes / 1e6 if name in found.memory else None for name in HEAD_COLOURS}
+    left, right = figure.subplots(1, 2, sharey=True)
+    _panel(left, "training step: loss, gradients, Adam", steps, HEAD_COLOURS, "seconds")
+    _panel(right, "peak memory of loss and gradients, beyond the parameters", memory, HEAD_COLOURS, "MB")
+    return figure
+
+
+def _panel(axes: Any, title: str, values: Mapping[str, float | None], colours: Mapping[str, str], unit: str) -> None:
+    """A bar for each name on a log scale."""
+    known = [value for value in values.values() if value]
     least = min(known, default=1.0) / 2
     axes.set_xscale("log")
     axes.set_xlim(least, max(known, default=1.0) * 5)  # room for the numbers
-    for place, (name, value) in enumerate(zip(names, values, strict=True)):
+    for place, (name, value) in enumerate(values.items()):
         if value:
-            axes.barh(place, value - least, left=least, color=COLOURS[name], height=0.75)
+            axes.barh(place, value - least, left=least, color=colours[name], height=0.75)
         shown = short(value) if value else "not run"
         axes.text((value or least) * 1.06, place, shown, va="center", fontsize=8, color="#333" if value else "#999")
-    axes.set_yticks(range(len(names)), names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_yticks(range(len(values)), list(values))
+    axes.set_ylim(len(values) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
     axes.set_title(title)
-    axes.set_xlabel("milliseconds")
+    axes.set_xlabel(unit)
     axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
     axes.xaxis.set_minor_formatter(NullFormatter())
 

@@ -18,15 +18,16 @@ import torch
 import tensorbed as tb
 from benchmarks.allocator import freed_memory_is_kept
 from benchmarks.floors import judge
+from benchmarks.heads import FUSED, HEADS
 from benchmarks.peers import PEERS
-from benchmarks.results import Report, Result
+from benchmarks.results import HeadResult, Report, Result
 from tensorbed.info import info
 
 _PACKAGES = ("tensorly", "tensorly-torch", "torchtt", "numpy")
 
 
 def write(report: Report, path: Path) -> None:
-    """One line for each workload and implementation, each point of each curve, and each floor."""
+    """One line for each workload and implementation, each point of each curve, each head, and each floor."""
     common = about(report)
     lines = [json.dumps({**common, **record}) + "\n" for record in records(report)]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +69,10 @@ def records(report: Report) -> Iterator[dict[str, Any]]:
                 yield _scaling(curve.name, curve.about, point.at, name, taken, None)
             for name, reason in point.reasons.items():
                 yield _scaling(curve.name, curve.about, point.at, name, None, reason)
-    for floor in judge(report.results):
+    if report.heads:
+        for head in HEADS:
+            yield {"kind": "head", "workload": report.heads.workload.record(), **_head(report.heads, head.name)}
+    for floor in judge(report.results, report.heads):
         yield {"kind": "floor", **asdict(floor), "verdict": floor.verdict}
 
 
@@ -89,6 +93,27 @@ def _lookup(result: Result, name: str) -> dict[str, Any]:
         "efficiency": {"forward": efficiency[0], "forward_backward": efficiency[1]} if efficiency else None,
         "auto_speed_up": result.speed_up(name),
         "reason": result.reasons.get(name),
+    }
+
+
+def _head(heads: HeadResult, name: str) -> dict[str, Any]:
+    timed, extra = heads.times.get(name), heads.memory.get(name)
+    return {
+        "implementation": name,
+        "rounds": len(timed.step.rounds) if timed else 0,
+        "topk_rounds": len(timed.topk.rounds) if timed and timed.topk else 0,
+        "forward_backward_ms": timed.both.record() if timed else None,
+        "training_step_ms": timed.step.record() if timed else None,
+        "topk_ms": timed.topk.record() if timed and timed.topk else None,
+        "parameter_bytes": heads.stored.get(name),
+        "extra_memory_bytes": extra.bytes if extra else None,
+        "extra_memory_method": extra.method if extra else heads.unmeasured.get(name),
+        "batch_chunk_size": heads.chunk if name == FUSED else None,
+        "batch_chunk_sizes_tried_ms": heads.chunks if name == FUSED else None,
+        "step_over_fused": heads.over_fused(name),
+        "extra_memory_share_of_plain": heads.share_of_memory(name),
+        "topk_speed_up": heads.faster_topk(name),
+        "reason": heads.reasons.get(name),
     }
 
 

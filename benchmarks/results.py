@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from benchmarks.heads import FUSED, PLAIN, HeadWorkload
 from benchmarks.limit import Limit, Machine
 from benchmarks.memory import Extra
 from benchmarks.peers import AUTO, DENSE, OURS, SPARSE
-from benchmarks.timing import Timed
+from benchmarks.timing import Timed, Times
 from benchmarks.workloads import Workload
 
 
@@ -64,6 +65,55 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class HeadTimed:
+    """What one head took, by the round.
+
+    Attributes:
+        both: the loss and its gradients.
+        step: a training step, that is ``zero_grad``, these, and Adam on the head's parameters.
+        topk: the best classes of one vector; ``None`` for those who have no top-k of their own.
+    """
+
+    both: Times
+    step: Times
+    topk: Times | None
+
+
+@dataclass(frozen=True)
+class HeadResult:
+    """All heads on one batch, and for those that have no times the reason."""
+
+    workload: HeadWorkload
+    rounds: int
+    times: dict[str, HeadTimed] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    stored: dict[str, int] = field(default_factory=dict)  # bytes of parameters
+    memory: dict[str, Extra] = field(default_factory=dict)
+    unmeasured: dict[str, str] = field(default_factory=dict)  # why memory is not known
+    chunks: dict[int, float] = field(default_factory=dict)  # what PyTorch's fused loss took with each option, once
+
+    @property
+    def chunk(self) -> int | None:
+        """The option that PyTorch's fused loss was fastest with."""
+        return min(self.chunks, key=self.chunks.__getitem__, default=None)
+
+    def over_fused(self, name: str) -> float | None:
+        """A training step, as so many times that of PyTorch's fused loss."""
+        found, fused = self.times.get(name), self.times.get(FUSED)
+        return found.step.median / fused.step.median if found and fused else None
+
+    def share_of_memory(self, name: str) -> float | None:
+        """Extra memory, as a share of the plain loss's."""
+        found, plain = self.memory.get(name), self.memory.get(PLAIN)
+        return found.bytes / plain.bytes if found and plain and plain.bytes else None
+
+    def faster_topk(self, name: str) -> float | None:
+        """How many times faster the best classes are found than among all logits."""
+        found, plain = (timed.topk if (timed := self.times.get(who)) else None for who in (name, PLAIN))
+        return plain.median / found.median if found and plain else None
+
+
+@dataclass(frozen=True)
 class Report:
     """A whole run."""
 
@@ -73,3 +123,4 @@ class Report:
     rounds: int
     results: list[Result]
     curves: list[Curve]
+    heads: HeadResult | None = None

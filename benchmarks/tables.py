@@ -9,9 +9,10 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from benchmarks.floors import Floor
+from benchmarks.floors import HEAD_STEP, HEAD_STEP_GOAL, Floor
+from benchmarks.heads import FUSED, HEADS, PLAIN, TT_16, TT_96, HeadPeer
 from benchmarks.peers import AUTO, OURS, PEERS
-from benchmarks.results import Report, Result
+from benchmarks.results import HeadResult, Report, Result
 from benchmarks.timing import Times
 
 _STYLES = {"met": "green", "missed": "red", "not run": "dim"}
@@ -116,8 +117,10 @@ def _reached(floor: Floor) -> str:
     return "-" if floor.reached is None else f"{short(floor.reached)} {floor.unit}".rstrip()
 
 
-def choice_sheet(results: Sequence[Result]) -> Sheet:
+def choice_sheet(results: Sequence[Result]) -> Sheet | None:
     """``auto`` against those that it may choose, forward and backward."""
+    if not results:
+        return None
     rows = []
     for result in results:
         best, auto = result.best_of_ours("both"), result.times.get(AUTO)
@@ -159,6 +162,43 @@ def curve_sheets(report: Report) -> list[Sheet]:
         title = f"fwd+bwd by {curve.name}, ms ({curve.about})"
         found.append(Sheet(title, (curve.name, *names), rows, list(reasons.values()), words=0))
     return found
+
+
+def heads_sheet(heads: HeadResult) -> Sheet:
+    """Every head on one batch."""
+    topk = f"top {heads.workload.k}"
+    columns = ("head", "stored MB", "fwd+bwd", "Adam step", "x fused", "extra MB", "of plain", topk, "faster by")
+    rounds = f"{heads.rounds} rounds" if heads.rounds > 1 else "one round"
+    notes = [
+        f"milliseconds, median of {rounds} of training steps and more of {topk}, taken in turns, half of them within ±",
+        f"x fused: Adam step, times that of {FUSED}, asked <= {HEAD_STEP[TT_16]:g} of {TT_16} and "
+        f"<= {HEAD_STEP[TT_96]:g} of {TT_96} (goal: {HEAD_STEP_GOAL:g})",
+        f"extra MB: peak of fwd+bwd beyond parameters, vectors and targets; {topk}: of one vector, against {PLAIN}",
+    ]
+    if heads.chunks:
+        tried = ", ".join(f"{short(taken)} ms at {chunk}" for chunk, taken in heads.chunks.items())
+        notes.append(f"{FUSED}: batch_chunk_size={heads.chunk}, the fastest of those tried once: {tried}")
+    notes += [f"not run: {name}, {reason}" for name, reason in heads.reasons.items()]
+    notes += [f"{name}: {reason}" for name, reason in heads.unmeasured.items()]
+    return Sheet(heads.workload.title, columns, [_head_row(heads, peer) for peer in HEADS], notes)
+
+
+def _head_row(heads: HeadResult, peer: HeadPeer) -> tuple[str, ...]:
+    name = peer.name
+    timed, extra, share = heads.times.get(name), heads.memory.get(name), heads.share_of_memory(name)
+    if timed is None:
+        return (name, *8 * ["-"])
+    return (
+        f"{name}, {heads.chunk} at a time" if name == FUSED else name,
+        f"{heads.stored[name] / 1e6:,.1f}",
+        spread(timed.both),
+        spread(timed.step),
+        factor(heads.over_fused(name)),
+        f"{extra.bytes / 1e6:,.0f}" if extra else "-",
+        "-" if share is None else f"{100 * share:.1f} %",
+        spread(timed.topk) if timed.topk else "",
+        factor(heads.faster_topk(name)) if timed.topk else "",
+    )
 
 
 def spread(times: Times) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 
@@ -122,25 +122,14 @@ class Contestant:
     def _look(self, calls: int) -> None:
         begin = time.perf_counter()
         with torch.no_grad():
-            forward = self._lookups(calls)
-        self.lookups.append((forward, self._lookups(calls)))
+            forward = repeated(lambda: self.layer(self.ids), calls)
+        self.lookups.append((forward, repeated(lambda: self.layer(self.ids), calls)))
         self.looking += time.perf_counter() - begin
 
     def _train(self, calls: int) -> None:
         begin = time.perf_counter()
         self.steps.append(self._steps(calls))
         self.training += time.perf_counter() - begin
-
-    def _lookups(self, calls: int) -> float:
-        """Milliseconds of a lookup."""
-        begin = now = time.perf_counter()
-        done = 0
-        most, seconds = _turn(calls)
-        while done < most and (done == 0 or now - begin < seconds):
-            self.layer(self.ids)
-            done += 1
-            now = time.perf_counter()
-        return 1e3 * (now - begin) / done
 
     def _steps(self, calls: int) -> tuple[float, float]:
         """Milliseconds of forward with backward, and of the whole step around them."""
@@ -162,19 +151,39 @@ class Contestant:
         return 1e3 * both / done, 1e3 * step / done
 
 
+def repeated(call: Callable[[], object], calls: int = 1) -> float:
+    """Milliseconds of a call, of as many as a turn has."""
+    begin = now = time.perf_counter()
+    done = 0
+    most, seconds = _turn(calls)
+    while done < most and (done == 0 or now - begin < seconds):
+        call()
+        done += 1
+        now = time.perf_counter()
+    return 1e3 * (now - begin) / done
+
+
 def _turn(calls: int) -> tuple[int, float]:
     """Calls and seconds of a turn, at most."""
     return (calls, _LOOP) if calls > 1 else (_REPEATS, _BURST)
 
 
 def compare(contestants: Mapping[str, Contestant], rounds: Iterable[int], budget: float) -> dict[str, Timed]:
-    """Time every warmed-up layer once a round, in an order drawn anew each round.
+    """Time every warmed-up layer once a round.
 
-    A fixed order would let one layer always run in the caches another has just emptied. A layer that has used up its
-    ``budget`` of seconds for lookups, or for steps, stops; how many rounds it got is recorded.
+    A layer that has used up its ``budget`` of seconds for lookups, or for steps, stops; how many rounds it got is
+    recorded.
+    """
+    for name in in_turns(list(contestants), rounds):
+        contestants[name].take_turn(budget)
+    return {name: contestant.timed() for name, contestant in contestants.items()}
+
+
+def in_turns(names: Sequence[str], rounds: Iterable[int]) -> Iterator[str]:
+    """Every name once a round, in an order drawn anew each round.
+
+    A fixed order would let one always run in the caches another has just emptied.
     """
     order = random.Random(0)
     for _ in rounds:
-        for name in order.sample(list(contestants), len(contestants)):
-            contestants[name].take_turn(budget)
-    return {name: contestant.timed() for name, contestant in contestants.items()}
+        yield from order.sample(names, len(names))

@@ -9,7 +9,7 @@ from made_up import SLOW_MACHINE, TINY
 Console = pytest.importorskip("rich.console").Console
 pytest.importorskip("matplotlib")
 
-from benchmarks.__main__ import _parser, bench  # noqa: E402
+from benchmarks.__main__ import Plan, _parser, bench  # noqa: E402
 from benchmarks.measure import Settings  # noqa: E402
 from benchmarks.peers import PEERS, WHOLE  # noqa: E402
 from benchmarks.plots import COLOURS  # noqa: E402
@@ -34,7 +34,7 @@ def ran(tmp_path_factory):
     several = Workload("CTR", (TINY, Table.suggested(200, 16, 4)), 16)
     workloads = [Workload("LM r16", (TINY,), 64), several, Workload("one row", (TINY,), 1, calls=3)]
     sweeps = (Sweep("tokens", "tiny", (1, 8), at), Sweep("order", "tiny", (2,), at))
-    bench(workloads, QUICK, sweeps, out, Console(file=screen, width=140), SLOW_MACHINE)
+    bench(Plan(workloads, QUICK, sweeps), out, Console(file=screen, width=140), SLOW_MACHINE)
     records = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     return out, records, screen.getvalue()
 
@@ -87,9 +87,8 @@ def test_a_reason_takes_the_place_of_numbers(tmp_path):
     kept = tuple(peer for peer in PEERS if peer.name not in others)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("benchmarks.measure.PEERS", kept)
-        report = bench(
-            [workload], replace(QUICK, rounds=1), (), tmp_path, Console(file=screen, width=140), SLOW_MACHINE
-        )
+        asked = Plan([workload], replace(QUICK, rounds=1))
+        report = bench(asked, tmp_path, Console(file=screen, width=140), SLOW_MACHINE)
     assert "would build tables of 1.1 GB" in report.results[0].reasons[WHOLE]
     assert f"not run: {WHOLE}, would build tables of 1.1 GB" in screen.getvalue()
     assert f"not run: {WHOLE}, would build tables of 1.1 GB" in (tmp_path / "index.html").read_text()
