@@ -22,7 +22,7 @@ from tensorbed.contraction.chain import Chain
 from tensorbed.contraction.projection import Part, Projection, Tape, Vectors, Way, each_of, leaves_of
 from tensorbed.dispatch import recording
 
-_FEW = 4  # columns up to which products are better with the roles of their factors exchanged
+_FEW = 16  # columns up to which products are better with the roles of their factors exchanged
 
 
 @dataclass(frozen=True)

@@ -36,8 +36,8 @@ class Head(StructuredTable):
         bias: whether each class has a number added to its score; zero at birth.
         std: standard deviation of the table at birth, by default Glorot's ``sqrt(2 / (I + J))``.
         impl: ``"auto"`` chooses by counted cost, ``"reference"`` makes all logits in plain PyTorch.
-        memory_budget: bytes that the loss may take for intermediate numbers; by default a fifth of what the logits of
-            the batch would take, at most 512 MiB.
+        memory_budget: bytes that the loss may take for intermediate numbers; by default a third of what the logits of
+            the batch would take, at most 1 GiB.
 
     Shape:
         - h: ``(*, in_features)``

@@ -59,8 +59,8 @@ def linear_cross_entropy(
         label_smoothing: the share of the target that is spread over all classes.
         z_loss: adds ``z_loss * logsumexp(logits)**2``, the mean over targets that count.
         softcap: logits become ``softcap * tanh(logits / softcap)``.
-        memory_budget: bytes for intermediate numbers; by default a fifth of what the logits would take, at most
-            512 MiB.
+        memory_budget: bytes for intermediate numbers; by default a third of what the logits would take, at most
+            1 GiB.
         impl: ``"auto"``, or ``"reference"``, which makes all logits.
 
     Shape:

@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 
 from tensorbed.contraction.projection import Way
 from tensorbed.structures import Structure
 
 ONCE, TWICE, GROUPS = "once", "twice", "groups"
 
-_SHARE = 5  # by default a fifth of what all scores would take ...
-_LEAST, _MOST = 2**14, 2**27  # ... but at least and at most so many numbers
+_SHARE = 3  # by default a third of what all scores would take ...
+_LEAST, _MOST = 2**14, 2**28  # ... but at least and at most so many numbers
 TILE = 2**20  # scores of a tile that caches hold while the softmax reads them
 _ROWS = 2**22  # numbers of a block of rows: many enough that the gradients of the cores, added per block, weigh little
+_ALIGNED = 16
 _COPY = 8  # multiply-adds that writing and reading one intermediate number is worth
 
 
@@ -47,10 +47,8 @@ class Schedule:
     cost: float
 
     def groups(self) -> list[slice]:
-        """The vectors in groups of nearly equal size."""
-        count = -(-self.tokens // self.group)
-        ends = [self.tokens * k // count for k in range(count + 1)] if count else [0]
-        return [slice(a, b) for a, b in pairwise(ends)]
+        """The vectors in groups, the first one the largest."""
+        return [slice(a, min(a + self.group, self.tokens)) for a in range(0, self.tokens, self.group)]
 
     def blocks(self) -> list[tuple[int, int]]:
         """The rows in blocks, the first one the largest."""
@@ -62,7 +60,7 @@ class Schedule:
 
 
 def numbers_allowed(memory_budget: int | None, tokens: int, rows: int, itemsize: int, *, least: int = _LEAST) -> int:
-    """What a budget in bytes holds; by default a fifth of all scores, within bounds."""
+    """What a budget in bytes holds; by default a third of all scores, within bounds."""
     if memory_budget is not None:
         return max(1, memory_budget // itemsize)
     return min(max(tokens * rows // _SHARE, least), _MOST)
@@ -138,6 +136,8 @@ def _most(structure: Structure, way: Way) -> int:
 
 
 def _group(tokens: int, numbers: int, each: int, most: int) -> int:
-    """Vectors at a time, all groups nearly equal."""
+    """Vectors at a time: groups of nearly equal size, of whole vectors of a processor's registers."""
     most = max(1, min(tokens, most, numbers // max(1, each)))
-    return -(-tokens // -(-tokens // most)) if tokens else 1
+    equal = -(-tokens // -(-tokens // most)) if tokens else 1
+    rounded = -(-equal // _ALIGNED) * _ALIGNED
+    return rounded if rounded <= most else most // _ALIGNED * _ALIGNED or equal
