@@ -21,6 +21,7 @@ _LEAST, _MOST = 2**14, 2**28  # ... but at least and at most so many numbers
 TILE = 2**20  # scores of a tile that caches hold while the softmax reads them
 _ROWS = 2**22  # numbers of a block of rows: many enough that the gradients of the cores, added per block, weigh little
 _ALIGNED = 16
+_ENOUGH = 128  # columns at which products are as fast as they become
 _COPY = 8  # multiply-adds that writing and reading one intermediate number is worth
 
 
@@ -103,10 +104,13 @@ def _tiled(structure: Structure, way: Way, walk: str, tokens: int, numbers: int)
 
 def _grouped(structure: Structure, way: Way, tokens: int, numbers: int, *, keeps: bool) -> Schedule:
     """Some vectors by all rows, their scores kept."""
-    height = _height(structure, way, max(1, min(tokens, numbers // structure.rows)), numbers)
+    width = numbers // structure.rows if way.by_block else _ENOUGH
+    height = _height(structure, way, max(1, min(tokens, width)), numbers)
     scratch = 2 * way.kept * height // structure.rows
     each = structure.rows + (way.kept + scratch // 2 if keeps else scratch)
-    group = _group(tokens, numbers - _fixed(structure, way, height), each, _most(structure, way) // height)
+    # Larger groups spare making rows again, and nothing else.
+    most = _most(structure, way) // height if way.by_block else min(_ENOUGH, _most(structure, way) // height)
+    group = _group(tokens, numbers - _fixed(structure, way, height), each, most)
     count = -(-tokens // group) if tokens else 0
     made = way.making * ((count + 1) + 2 * count if way.by_block else 3)
     again = 0 if keeps else way.spared + _COPY * way.kept
@@ -121,7 +125,8 @@ def _height(structure: Structure, way: Way, group: int, numbers: int) -> int:
         # No block comes near the whole table.
         most = min(min(_ROWS, numbers // 8) // structure.cols, -(-structure.rows // 8))
     else:
-        most = min(max(TILE // max(1, group), 512), numbers // max(1, group), _most(structure, way) // max(1, group))
+        cached = TILE * structure.rows // (structure.rows + way.kept)
+        most = min(max(cached // max(1, group), 512), min(numbers, _most(structure, way)) // max(1, group))
     return min(structure.rows, max(way.step, most // way.step * way.step))
 
 
