@@ -16,7 +16,7 @@ TENSORBED_NATIVE ?= $(if $(shell command -v $(CXX)),1,auto)
 .DEFAULT_GOAL := help
 
 help:
-	@echo "make demo       train four small language models with full and compressed tables, about two minutes"
+	@echo "make demo       train four small language models with full and compressed tables, a few minutes"
 	@echo "make test       lint, types and the whole test suite"
 	@echo "make test-slow  checks that take minutes"
 	@echo "make sanitize   the tests of the kernels under AddressSanitizer and UBSan (Linux, GCC)"

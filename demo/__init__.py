@@ -1,1 +1,1 @@
-"""Four small language models of Python's own sources, alike but for their embedding table: ``python -m demo``."""
+"""Four small language models of Python's own sources, alike but for the tables at both ends: ``python -m demo``."""

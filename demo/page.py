@@ -38,14 +38,14 @@ STYLE = {
 
 @dataclass(frozen=True)
 class Row:
-    """One table and what came of it."""
+    """One format at both ends and what came of it."""
 
     name: str
     format: str
-    structure: str
-    parameters: int
-    ratio: float
-    body_parameters: int  # of the rest of the model
+    structure: str  # of either table
+    parameters: int  # of both tables
+    ratio: float  # numbers of two full tables over those of both
+    model_parameters: int  # tables, head's bias and body
     run: Run
 
 
@@ -82,7 +82,8 @@ def as_html(results: Results) -> str:
     template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     with matplotlib.rc_context(STYLE):
         curves, sizes = _svg(draw_curves(results), "curves"), _svg(draw_sizes(results), "sizes")
-    corpus, model, settings = results.corpus, results.model, results.settings
+    corpus, model, settings, first = results.corpus, results.model, results.settings, results.rows[0]
+    rest = first.model_parameters - first.parameters
     return template.substitute(
         rows="\n".join(_row(row, colour) for row, colour in zip(results.rows, COLOURS, strict=True)),
         curves=curves,
@@ -93,17 +94,18 @@ def as_html(results: Results) -> str:
         **{name: f"{corpus[name]:,}" for name in ("files", "words", "train_tokens", "valid_tokens", "scored_tokens")},
         unknown=f"{corpus['unknown_share']:.1%}",
         by_frequency=f"{corpus['perplexity_by_frequency']:.0f}",
-        body=f"{results.rows[0].body_parameters:,}",
+        body=f"{rest - corpus['words']:,}",
+        budget=f"{model['memory_budget'] / 2**20:.0f} MiB",
         **{name: f"{value:,}" for name, value in asdict(settings).items()},
-        **{name: str(model[name]) for name in ("window", "learning_rate", "table_std", "hidden")},
+        **{name: str(model[name]) for name in ("window", "learning_rate", "embedding_std", "head_std", "hidden")},
     )
 
 
 def _row(row: Row, colour: str) -> str:
     return (
         f'<tr><th><i style="background:{colour}"></i>{escape(row.name)}</th><td><code>{escape(row.format)}</code></td>'
-        f"<td>{row.parameters:,}</td><td>{row.ratio:,.1f}</td><td>{row.run.perplexity:.1f}</td>"
-        f"<td>{row.run.seconds:.1f}</td></tr>"
+        f"<td>{row.parameters:,}</td><td>{row.ratio:,.1f}</td><td>{row.model_parameters:,}</td>"
+        f"<td>{row.run.perplexity:.1f}</td><td>{row.run.seconds:.1f}</td></tr>"
     )
 
 
@@ -117,7 +119,7 @@ def draw_curves(results: Results) -> Any:
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 6, 8)))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(PLAIN)
-    axes.legend(title="table, parameters")
+    axes.legend(title="both tables, parameters")
     return figure
 
 
@@ -129,7 +131,7 @@ def draw_sizes(results: Results) -> Any:
         place = (row.parameters, row.run.perplexity)
         axes.plot(*place, color=colour, marker=marker, markersize=9)
         axes.annotate(row.name, place, (0, rise), textcoords="offset points", ha="center")
-    axes.set(xlabel="parameters of the table", ylabel="validation perplexity at the end", xscale="log")
+    axes.set(xlabel="parameters of both tables", ylabel="validation perplexity at the end", xscale="log")
     axes.xaxis.set_major_formatter(PLAIN)
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(0.2)

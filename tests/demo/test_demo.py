@@ -1,7 +1,6 @@
-"""The demo: its corpus is determined by the files, its four models differ in the table only, its page stands alone."""
+"""The demo: a corpus determined by the files, four models that differ in two tables only, a page that stands alone."""
 
 import json
-import math
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +16,10 @@ from torch import nn
 import demo.__main__
 import demo.model
 import tensorbed as tb
-from demo.__main__ import TABLES, main, run_all, written
+from demo.__main__ import FORMATS, main, run_all, written
 from demo.corpus import UNKNOWN, Corpus, choose_words, read_corpus, source_files, tokenize
-from demo.model import Candidates, LanguageModel
-from demo.training import Lanes, Settings, pace, perplexity, train, windows
+from demo.model import LanguageModel
+from demo.training import Lanes, Settings, pace, perplexity, take_step, train, windows
 from tensorbed.structures.dense import DenseMatrix
 
 SOURCE = '''def area(width, height=1):
@@ -142,38 +141,36 @@ def test_bytes_that_are_not_utf8_are_passed_over(folder):
 # Models and batches
 
 
-def test_models_differ_in_the_table_only(corpus):
-    bodies = [LanguageModel(corpus.log_frequencies(), 8, format, seed=3).body() for format in TABLES.values()]
+def test_models_differ_in_the_tables_only(corpus):
+    models = [LanguageModel(corpus.log_frequencies(), 8, format, seed=3) for format in FORMATS.values()]
+    bodies = [model.body() for model in models]
+    assert any(name.startswith("recurrent.") for name in bodies[0])
+    assert torch.equal(bodies[0]["head.bias"], corpus.log_frequencies())
     for body in bodies[1:]:
         assert body.keys() == bodies[0].keys()
         assert all(torch.equal(body[name], tensor) for name, tensor in bodies[0].items())
 
 
-def test_tables_are_born_with_the_same_spread(corpus):
-    for format in TABLES.values():
-        weight = LanguageModel(corpus.log_frequencies(), 8, format, seed=3).table.weight
-        assert weight.square().mean().sqrt().item() == pytest.approx(demo.model.TABLE_STD, rel=1e-3)
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_both_ends_have_the_format_and_are_born_with_their_spread(format, corpus):
+    model = LanguageModel(corpus.log_frequencies(), 8, format, seed=3)
+    assert model.embedding.structure == model.head.structure == tb.Embedding(len(corpus.words), 8, format).structure
+    for end, std in ((model.embedding, demo.model.EMBEDDING_STD), (model.head, demo.model.HEAD_STD)):
+        assert end.weight.square().mean().sqrt().item() == pytest.approx(std, rel=1e-3)
 
 
 def test_the_four_models_see_the_same_batches(corpus, monkeypatch):
     seen: list[torch.Tensor] = []
-    original = Candidates.draw.__func__
-
-    def record(cls, targets, vocab, generator):
-        drawn = original(cls, targets, vocab, generator)
-        seen.extend([targets, drawn.words])
-        return drawn
-
-    monkeypatch.setattr(demo.model, "EXACT_WORDS", 5)
-    monkeypatch.setattr(demo.model, "DRAWN_WORDS", 5)
-    monkeypatch.setattr(Candidates, "draw", classmethod(record))
+    hidden, loss = LanguageModel.hidden, tb.Head.loss
+    monkeypatch.setattr(LanguageModel, "hidden", lambda self, w, *state: seen.append(w) or hidden(self, w, *state))
+    monkeypatch.setattr(tb.Head, "loss", lambda self, h, target: seen.append(target) or loss(self, h, target))
     lanes, settings, heard = Lanes.of(corpus, 4), Settings(steps=3, seed=1), []
-    for format in TABLES.values():
+    for format in FORMATS.values():
         seen.clear()
         train(LanguageModel(corpus.log_frequencies(), 8, format, 1), lanes, settings, Silent())
         heard.append(list(seen))
     for other in heard[1:]:
-        assert len(other) == len(heard[0]) == 6
+        assert len(other) == len(heard[0]) == 2 * (3 + 3)  # steps and validations
         assert all(torch.equal(a, b) for a, b in zip(other, heard[0], strict=True))
 
 
@@ -197,28 +194,21 @@ def test_pace_rises_then_falls():
 # Loss and perplexity
 
 
-def test_candidates_loss_is_cross_entropy_when_all_words_are_candidates():
-    torch.manual_seed(0)
-    output, hidden, targets = nn.Linear(6, 40), torch.randn(9, 6), torch.randint(40, (9,))
-    candidates = Candidates.draw(targets, 40, torch.Generator().manual_seed(0))
-    torch.testing.assert_close(candidates.loss(output, hidden), F.cross_entropy(output(hidden), targets))
-
-
-def test_candidates_estimate_the_sum_over_all_words_without_bias(monkeypatch):
-    monkeypatch.setattr(demo.model, "EXACT_WORDS", 10)
-    monkeypatch.setattr(demo.model, "DRAWN_WORDS", 20)
-    scores = torch.randn(200, generator=torch.Generator().manual_seed(0)).double()
-    generator, targets = torch.Generator().manual_seed(0), torch.tensor([150, 3, 150])
-    draws = [Candidates.draw(targets, 200, generator) for _ in range(2000)]
-    sums = torch.stack([(scores[one.words] + one.offset).exp().sum() for one in draws])
-    error = sums.std() / math.sqrt(len(sums))
-    assert abs(sums.mean() - scores.exp().sum()) < 4 * error
-    assert all(torch.equal(one.words[one.targets], targets) for one in draws)
+@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
+def test_a_step_has_the_cross_entropy_over_all_words_and_moves_everything(format, corpus):
+    model = LanguageModel(corpus.log_frequencies(), 8, format, 0)
+    words, following = next(windows(Lanes.of(corpus, 4).train, 1))
+    logits = F.linear(model.hidden(words)[0], model.head.weight, model.head.bias)
+    expected = F.cross_entropy(logits.flatten(0, 1), following.flatten()).item()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    loss, _ = take_step(model, torch.optim.SGD(model.parameters(), lr=1.0), words, following, None)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    assert not any(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 def test_perplexity_of_a_model_that_knows_frequencies_only_is_theirs(corpus):
     model = LanguageModel(corpus.log_frequencies(), 8, tb.Dense(), 0)
-    nn.init.zeros_(model.output.weight)
+    nn.init.zeros_(model.head.weight)
     lanes = Lanes.of(corpus, 4).valid
     expected = (-corpus.log_frequencies()[lanes[1:]].mean()).exp().item()
     assert perplexity(model, lanes) == pytest.approx(expected, rel=1e-5)
@@ -252,7 +242,7 @@ def test_an_error_in_one_training_ends_the_others(corpus, monkeypatch):
     trained = demo.__main__.train
 
     def fail_on_dense(model, *rest):
-        if isinstance(model.table.structure, DenseMatrix):
+        if isinstance(model.embedding.structure, DenseMatrix):
             raise ZeroDivisionError
         return trained(model, *rest)
 
@@ -265,7 +255,7 @@ def test_an_error_in_one_training_ends_the_others(corpus, monkeypatch):
 
 
 def test_formats_are_shown_as_they_are_written():
-    for format in TABLES.values():
+    for format in FORMATS.values():
         assert eval(written(format), {"tb": tb}) == format
 
 
@@ -281,16 +271,18 @@ def test_json_tells_all_four_tables_and_how_to_repeat_them(small_run):
     results = json.loads((small_run[0] / "demo.json").read_text())
     assert results["settings"] == {"steps": 4, "vocab": 60, "dim": 8, "batch": 4, "seed": 7}
     assert results["versions"]["tensorbed"] == tb.__version__
-    assert [row["name"] for row in results["tables"]] == list(TABLES)
+    assert [row["name"] for row in results["tables"]] == list(FORMATS)
     words = results["corpus"]["words"]
-    for row, format in zip(results["tables"], TABLES.values(), strict=True):
-        layer = tb.Embedding(words, 8, format)
-        assert row["parameters"] == sum(p.numel() for p in layer.parameters())
-        assert row["ratio"] == pytest.approx(layer.compression_ratio)
+    for row, format in zip(results["tables"], FORMATS.values(), strict=True):
+        ends = tb.embedding_and_head(words, 8, format)
+        assert row["parameters"] == sum(p.numel() for end in ends for p in end.parameters())
+        assert row["ratio"] == pytest.approx(2 * ends.ratio)
         assert row["curve"][-1] == [4, row["perplexity"]]
         assert 1 < row["perplexity"] < 10 * words
         assert row["seconds"] > 0
-    assert len({row["body_parameters"] for row in results["tables"]}) == 1
+    # LSTM and narrowing, each with its biases, and the head's.
+    body = 4 * 16 * (8 + 16 + 2) + (16 + 1) * 8 + words
+    assert {row["model_parameters"] - row["parameters"] for row in results["tables"]} == {body}
 
 
 def test_page_shows_all_four_rows_and_stands_alone(small_run):
@@ -299,8 +291,9 @@ def test_page_shows_all_four_rows_and_stands_alone(small_run):
     body = re.search(r"<tbody>(.*)</tbody>", page, re.DOTALL).group(1)
     rows = re.findall(r"<tr>.*?</tr>", body)
     for row, told in zip(rows, results["tables"], strict=True):
-        for text in (told["name"], told["format"], f"{told['parameters']:,}", f"{told['perplexity']:.1f}"):
-            assert text in row
+        sizes = (f"{told['parameters']:,}", f"{told['ratio']:,.1f}", f"{told['model_parameters']:,}")
+        for text in (told["name"], told["format"], *sizes, f"{told['perplexity']:.1f}"):
+            assert f">{text}<" in row
     assert page.count("<svg") == 2
     assert "--steps 4 --vocab 60 --dim 8 --batch 4 --seed 7 --corpus sources" in page
     assert str(small_run[0].parent) not in page
@@ -316,9 +309,9 @@ def test_page_shows_all_four_rows_and_stands_alone(small_run):
 def test_output_without_a_terminal_has_a_line_per_validation_the_table_and_the_path(small_run):
     out, shown = small_run
     lines = shown.splitlines()
-    for name in TABLES:
+    for name in FORMATS:
         assert sum(line.startswith(name) and " of 4 " in line for line in lines) == 4
-    for format in TABLES.values():
+    for format in FORMATS.values():
         assert sum(written(format) in line for line in lines) == 1
     assert lines[-1] == f"page: {out / 'demo.html'}"
     assert "\x1b" not in shown
