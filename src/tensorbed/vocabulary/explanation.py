@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensorbed.checks import require_int
 from tensorbed.structures.explanation import aligned, fewer
-from tensorbed.vocabulary.schedule import TILE, Schedule, considered, numbers_allowed
+from tensorbed.vocabulary.schedule import FOR_SCORES, Schedule, considered, numbers_allowed
 from tensorbed.vocabulary.scorer import Vocabulary
 
 
@@ -23,7 +23,9 @@ class ScoresExplanation:
         vectors: how many are scored.
         training: whether gradients follow.
         multiply_adds_dense: of the same product with a dense table, gradients counted where they follow.
-        considered: counted cost of each way and walk that was weighed, in multiply-adds.
+        multiply_adds: as computed, making rows or merging cores included.
+        considered: of each way and walk that was weighed its counted cost, in multiply-adds of a large product with
+            what is written and read converted into them.
         path: the one taken.
         group, height: vectors and rows of a tile.
         bytes: held at once, about.
@@ -34,6 +36,7 @@ class ScoresExplanation:
     vectors: int
     training: bool
     multiply_adds_dense: int
+    multiply_adds: int
     considered: Mapping[str, float]
     path: str
     group: int
@@ -48,10 +51,14 @@ class ScoresExplanation:
         lines = [
             ("vectors", f"{self.vectors:,}", "with gradients" if self.training else ""),
             ("multiply-adds, dense", f"{self.multiply_adds_dense:,}", ""),
+            (
+                "multiply-adds, as computed",
+                f"{self.multiply_adds:,}",
+                fewer(self.multiply_adds_dense, self.multiply_adds),
+            ),
         ]
         for name, cost in sorted(self.considered.items(), key=lambda item: item[1])[:6]:
-            mark = "  <- taken" if name == self.path else ""
-            lines.append((f"counted cost of {name}", f"{cost:,.0f}", fewer(self.multiply_adds_dense, cost) + mark))
+            lines.append((f"counted cost of {name}", f"{cost:,.0f}", "<- taken" if name == self.path else ""))
         tile = f"tiles of {self.group:,} vectors x {self.height:,} rows, about {self.bytes / 2**20:,.1f} MiB held"
         return "\n  ".join([f"{self.kind}, {self.description}", *aligned(lines, "<><"), tile])
 
@@ -68,7 +75,7 @@ def explain(
     elif require_int(vectors, "vectors") < 0:
         raise ValueError(f"vectors={vectors}: a number of hidden vectors, or the vectors themselves.")
     itemsize = max(4, max(t.element_size() for t in vocabulary.tensors if t.is_floating_point()))
-    least = {} if training else {"least": TILE}
+    least = {} if training else {"least": FOR_SCORES}
     numbers = numbers_allowed(memory_budget, vectors, structure.rows, itemsize, **least)
     weighed = list(considered(structure, vectors, numbers, trains=training, at_once=training))
     taken = min(weighed, key=lambda s: s.cost)
@@ -78,6 +85,7 @@ def explain(
         vectors=vectors,
         training=training,
         multiply_adds_dense=structure.rows * structure.cols * vectors * (3 if training else 1),
+        multiply_adds=taken.multiply_adds,
         considered={_name(one): one.cost for one in weighed},
         path=_name(taken),
         group=taken.group,

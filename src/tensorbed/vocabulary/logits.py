@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from tensorbed.dispatch import full_precision
 from tensorbed.vocabulary.loss import working_dtype
-from tensorbed.vocabulary.schedule import TILE, Schedule, choose, numbers_allowed
+from tensorbed.vocabulary.schedule import FOR_SCORES, Schedule, choose, numbers_allowed
 from tensorbed.vocabulary.scorer import Scorer, Vocabulary
 
 
@@ -36,7 +36,7 @@ def _dtype(vocabulary: Vocabulary, x: Tensor) -> torch.dtype:
 
 def _schedule(vocabulary: Vocabulary, x: Tensor, memory_budget: int | None, trains: bool) -> Schedule:
     rows = vocabulary.structure.rows
-    numbers = numbers_allowed(memory_budget, x.shape[0], rows, _dtype(vocabulary, x).itemsize, least=TILE)
+    numbers = numbers_allowed(memory_budget, x.shape[0], rows, _dtype(vocabulary, x).itemsize, least=FOR_SCORES)
     return choose(vocabulary.structure, x.shape[0], numbers, trains=trains, at_once=False)
 
 

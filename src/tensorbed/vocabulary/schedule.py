@@ -18,10 +18,13 @@ ONCE, TWICE, GROUPS = "once", "twice", "groups"
 
 _SHARE = 3  # by default a third of what all scores would take ...
 _LEAST, _MOST = 2**14, 2**28  # ... but at least and at most so many numbers
-TILE = 2**20  # scores of a tile that caches hold while the softmax reads them
+FOR_SCORES = 2**24  # numbers that scores asked for themselves may always take, 64 MiB
+_TILE = 2**20  # scores of a tile that caches hold while the softmax reads them
 _ROWS = 2**22  # numbers of a block of rows: many enough that the gradients of the cores, added per block, weigh little
 _ALIGNED = 16
 _ENOUGH = 128  # columns at which products are as fast as they become
+_STORE = 24  # multiply-adds that writing a number made for all vectors is worth
+_NARROW = 32  # vectors of which a product takes twice as long for each as one of many
 _COPY = 8  # multiply-adds that writing and reading one intermediate number is worth
 
 
@@ -34,6 +37,7 @@ class Schedule:
         height: rows at a time.
         keeps: whether what the scores were made from is kept for the gradients too.
         numbers: held at once, about.
+        multiply_adds: of all products.
         cost: counted, in multiply-adds.
     """
 
@@ -45,6 +49,7 @@ class Schedule:
     height: int
     keeps: bool
     numbers: int
+    multiply_adds: int
     cost: float
 
     def groups(self) -> list[slice]:
@@ -96,10 +101,12 @@ def _tiled(structure: Structure, way: Way, walk: str, tokens: int, numbers: int)
     group = _group(tokens, numbers - _fixed(structure, way, height), each, _most(structure, way) // height)
     count = -(-tokens // group) if tokens else 0
     passes = 1 if walk == ONCE else 4
-    made = way.making * (count * passes if way.by_block else min(passes, 3))
-    cost = made + tokens * passes * (way.multiply_adds + _COPY * way.kept)
+    makings = count * passes if way.by_block else min(passes, 3)
+    products = tokens * passes * way.multiply_adds
+    cost = makings * _making(way) + _narrow(group) * products + tokens * passes * _COPY * way.kept
     held = _fixed(structure, way, height) + group * each
-    return Schedule(way, walk, tokens, structure.rows, group, height, False, held, cost)
+    counted = (held, makings * way.making + products, cost)
+    return Schedule(way, walk, tokens, structure.rows, group, height, False, *counted)
 
 
 def _grouped(structure: Structure, way: Way, tokens: int, numbers: int, *, keeps: bool) -> Schedule:
@@ -112,11 +119,12 @@ def _grouped(structure: Structure, way: Way, tokens: int, numbers: int, *, keeps
     most = _most(structure, way) // height if way.by_block else min(_ENOUGH, _most(structure, way) // height)
     group = _group(tokens, numbers - _fixed(structure, way, height), each, most)
     count = -(-tokens // group) if tokens else 0
-    made = way.making * ((count + 1) + 2 * count if way.by_block else 3)
-    again = 0 if keeps else way.spared + _COPY * way.kept
-    cost = made + tokens * (3 * (way.multiply_adds + _COPY * way.kept) + again)
+    makings = (count + 1) + 2 * count if way.by_block else 3
+    products = tokens * (3 * way.multiply_adds + (0 if keeps else way.spared))
+    cost = makings * _making(way) + _narrow(group) * products + 3 * tokens * _COPY * way.kept
     held = _fixed(structure, way, height) + group * each
-    return Schedule(way, GROUPS, tokens, structure.rows, group, height, keeps, held, cost)
+    counted = (held, makings * way.making + products, cost)
+    return Schedule(way, GROUPS, tokens, structure.rows, group, height, keeps, *counted)
 
 
 def _height(structure: Structure, way: Way, group: int, numbers: int) -> int:
@@ -125,7 +133,7 @@ def _height(structure: Structure, way: Way, group: int, numbers: int) -> int:
         # No block comes near the whole table.
         most = min(min(_ROWS, numbers // 8) // structure.cols, -(-structure.rows // 8))
     else:
-        cached = TILE * structure.rows // (structure.rows + way.kept)
+        cached = _TILE * structure.rows // (structure.rows + way.kept)
         most = min(max(cached // max(1, group), 512), min(numbers, _most(structure, way)) // max(1, group))
     return min(structure.rows, max(way.step, most // way.step * way.step))
 
@@ -133,6 +141,16 @@ def _height(structure: Structure, way: Way, group: int, numbers: int) -> int:
 def _fixed(structure: Structure, way: Way, height: int) -> int:
     """Numbers held whatever the group: a block of rows, its gradient and what they come from, or merged cores."""
     return 3 * height * structure.cols if way.by_block else 2 * way.making_numbers
+
+
+def _making(way: Way) -> int:
+    """What is made for all rows: its multiply-adds, and writing it."""
+    return way.making + _STORE * way.making_numbers
+
+
+def _narrow(group: int) -> float:
+    """How many times dearer products of few vectors are."""
+    return 1 + _NARROW / max(group, _NARROW)
 
 
 def _most(structure: Structure, way: Way) -> int:
