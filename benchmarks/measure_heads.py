@@ -135,12 +135,13 @@ def _enter(result: HeadResult, h: Tensor, advance: Advance) -> dict[str, Entrant
 
 
 def _warm_up(entrant: Entrant, peer: HeadPeer, result: HeadResult, h: Tensor) -> None:
-    """One call of each kind, checked; where there is a choice, one with each option, and the fastest is kept."""
+    """One call of each kind, checked; where there is a choice, two with each option, and the fastest is kept."""
     workload = result.workload
     if isinstance(entrant.head, Fused):
+        entrant.train(h, workload.target)  # the first call pays for memory that the others find
         for chunk in CHUNKS:
             entrant.head.chunk = chunk
-            result.chunks[chunk] = entrant.train(h, workload.target)
+            result.chunks[chunk] = min(entrant.train(h, workload.target) for _ in range(2))
         entrant.head.chunk = result.chunk or CHUNKS[0]
     else:
         entrant.train(h, workload.target)

@@ -177,7 +177,7 @@ def heads_sheet(heads: HeadResult) -> Sheet:
     ]
     if heads.chunks:
         tried = ", ".join(f"{short(taken)} ms at {chunk}" for chunk, taken in heads.chunks.items())
-        notes.append(f"{FUSED}: batch_chunk_size={heads.chunk}, the fastest of those tried once: {tried}")
+        notes.append(f"{FUSED}: batch_chunk_size={heads.chunk}, the fastest of those tried: {tried}")
     notes += [f"not run: {name}, {reason}" for name, reason in heads.reasons.items()]
     notes += [f"{name}: {reason}" for name, reason in heads.unmeasured.items()]
     return Sheet(heads.workload.title, columns, [_head_row(heads, peer) for peer in HEADS], notes)

@@ -48,14 +48,11 @@ class ScoresExplanation:
         return {**asdict(self), "considered": dict(self.considered)}
 
     def __str__(self) -> str:
+        dense, made = self.multiply_adds_dense, self.multiply_adds
         lines = [
             ("vectors", f"{self.vectors:,}", "with gradients" if self.training else ""),
-            ("multiply-adds, dense", f"{self.multiply_adds_dense:,}", ""),
-            (
-                "multiply-adds, as computed",
-                f"{self.multiply_adds:,}",
-                fewer(self.multiply_adds_dense, self.multiply_adds),
-            ),
+            ("multiply-adds, dense", f"{dense:,}", ""),
+            ("multiply-adds, as computed", f"{made:,}", fewer(dense, made)),
         ]
         for name, cost in sorted(self.considered.items(), key=lambda item: item[1])[:6]:
             lines.append((f"counted cost of {name}", f"{cost:,.0f}", "<- taken" if name == self.path else ""))
