@@ -13,7 +13,7 @@ import tensorbed
 from tensorbed.structures import Structure, TensorSpec, register, registered
 from tensorbed.structures import registry as registry_module
 from tensorbed.structures.formats import Budget, Fit, Format
-from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, Sample, StructureLaws, TracingLaws
+from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, HeadLimits, Sample, StructureLaws, TracingLaws
 
 SOURCE = Path(tensorbed.__file__).parent
 # From the bottom up: a room may import from those before it, never from those after.
@@ -163,7 +163,7 @@ ScaledMatrix.kind = "scaled"
 CodedMatrix.kind = "coded"
 
 
-class TestSomeoneElsesStructure(StructureLaws, EmbeddingParity, BagParity, HeadLaws, TracingLaws):
+class TestSomeoneElsesStructure(StructureLaws, EmbeddingParity, BagParity, HeadLaws, HeadLimits, TracingLaws):
     samples = (Sample(Scaled(), 300, 5), Sample(Scaled(), 12, 1), Sample(Coded(), 700, 60))
 
 

@@ -4,7 +4,7 @@ import pytest
 from samples import SAMPLES
 
 from tensorbed.structures import registered
-from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, StructureLaws, TracingLaws
+from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, HeadLimits, StructureLaws, TracingLaws
 
 
 class TestLaws(StructureLaws):
@@ -19,7 +19,7 @@ class TestEmbeddingBag(BagParity):
     samples = TestLaws.samples
 
 
-class TestHead(HeadLaws):
+class TestHead(HeadLaws, HeadLimits):
     samples = TestLaws.samples
 
 
@@ -40,7 +40,7 @@ def test_every_structure_has_a_sample_small_enough_for_the_memory_law(kind):
 
 
 def test_no_law_hides_another():
-    laws = (StructureLaws, EmbeddingParity, BagParity, HeadLaws, TracingLaws)
+    laws = (StructureLaws, EmbeddingParity, BagParity, HeadLaws, HeadLimits, TracingLaws)
     names = [n for c in laws for n in vars(c) if n.startswith("test")]
     assert len(set(names)) == len(names)
 

@@ -91,9 +91,12 @@ def recording(on: bool) -> Iterator[None]:
         yield
 
 
+def is_autocast(tensor: Tensor) -> bool:
+    """Whether autocast is on where this tensor is."""
+    device = tensor.device.type
+    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+
+
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
     """Autocast off: a lookup returns the parameters' dtype, as ``torch.nn.Embedding`` does."""
-    device = tensor.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return torch.autocast(device, enabled=False)
-    return nullcontext()
+    return torch.autocast(tensor.device.type, enabled=False) if is_autocast(tensor) else nullcontext()

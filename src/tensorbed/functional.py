@@ -28,7 +28,7 @@ def lookup(structure: Structure, params: Params, index: Tensor, *, impl: str = "
     table = compiled_table(structure, params, index, impl)
     if table is not None:
         return shaped_like(index, compute([table]))
-    _check_params(structure, params)
+    check_params(structure, params)
     flat = checked_indices(index, structure.rows)
     if torch.compiler.is_exporting():
         impl = "reference"
@@ -49,7 +49,7 @@ def compiled_table(structure: Structure, params: Params, index: Tensor, impl: st
         return None
     if index.dtype not in (torch.int64, torch.int32) or index.numel() == 0:
         return None
-    _check_params(structure, params)
+    check_params(structure, params)
     found = structure.as_chain(params)
     if found is None:
         return None
@@ -104,13 +104,13 @@ def project(structure: Structure, params: Params, x: Tensor, start: int = 0, sto
         raise TypeError(f"x must be a tensor, got {type(x).__name__}.")
     if x.dim() == 0 or x.shape[-1] != structure.cols:
         raise ValueError(f"x has shape {tuple(x.shape)}; its last size must be the table's {structure.cols} columns.")
-    _check_params(structure, params)
+    check_params(structure, params)
     height = max(1, _BLOCK // structure.cols)
     blocks = [structure.project(params, x, a, min(a + height, stop)) for a in range(start, stop, height)]
     return torch.cat(blocks, -1) if blocks else structure.project(params, x, start, stop)
 
 
-def _check_params(structure: Structure, params: Params) -> None:
+def check_params(structure: Structure, params: Params) -> None:
     """The structure's tensors in their stored shapes, or an error that shows the first that is not."""
     for spec in structure.tensors():
         given = params.get(spec.name)

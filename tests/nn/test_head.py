@@ -9,7 +9,7 @@ from torch import nn
 
 import tensorbed as tb
 from tensorbed.testing import assert_near
-from tensorbed.vocabulary.schedule import GROUPS, ONCE, TWICE, choose, numbers_allowed
+from tensorbed.vocabulary.schedule import GROUPS, ONCE, TWICE, Task, choose, considered
 
 SHAPE = ((4, 5, 6), (2, 3, 4))
 
@@ -249,24 +249,55 @@ def test_explanations_name_what_is_taken():
     assert wide.multiply_adds < 1.3 * wide.multiply_adds_dense
 
 
+def task(structure, tokens, budget=None, **asked):
+    return Task.of(structure, tokens, 4, budget, **asked)
+
+
 def test_walks_follow_what_is_asked_and_the_memory():
     structure = tb.TTHead(512, 267735, 96, shape=((60, 60, 75), (8, 8, 8)), device="meta").structure
-    plenty, little = numbers_allowed(None, 2048, 267735, 4), numbers_allowed(2**24, 2048, 267735, 4)
-    assert choose(structure, 2048, plenty, trains=True, at_once=True).walk == GROUPS
-    assert choose(structure, 2048, plenty, trains=True, at_once=False).walk == TWICE
-    assert choose(structure, 2048, plenty, trains=False, at_once=False).walk == ONCE
-    tight = choose(structure, 2048, little, trains=True, at_once=True)
-    assert tight.walk == TWICE
-    assert tight.numbers <= little
+    assert choose(task(structure, 2048, trains=True, at_once=True)).walk == GROUPS
+    assert choose(task(structure, 2048, trains=True)).walk == TWICE
+    assert choose(task(structure, 2048)).walk == ONCE
+    assert choose(task(structure, 2048, 2**24, trains=True, at_once=True)).walk == TWICE
+
+
+HEADS = {
+    "train 16": lambda: tb.TTHead(512, 267735, 16, shape=((60, 60, 75), (8, 8, 8)), device="meta"),
+    "train 96": lambda: tb.TTHead(512, 267735, 96, shape=((60, 60, 75), (8, 8, 8)), device="meta"),
+    "ring 16": lambda: tb.TRHead(512, 267735, 16, shape=((60, 60, 75), (8, 8, 8)), device="meta"),
+    "low rank 64": lambda: tb.LowRankHead(512, 267735, 64, device="meta"),
+    "dense": lambda: tb.Head(512, 267735, tb.Dense(), device="meta"),
+    "wide": lambda: tb.TTHead(4096, 32000, 8, device="meta"),
+    "huge": lambda: tb.TTHead(64, 10**7, 8, device="meta"),
+    "deep": lambda: tb.TTHead(64, 2**17, 2, shape=((2,) * 17, (2,) * 6 + (1,) * 11), device="meta"),
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("tokens", [1, 8, 64, 2048, 100_000])
+def test_what_is_chosen_fits_into_the_memory_if_anything_does(kind, tokens):
+    structure = HEADS[kind]().structure
+    for budget in (None, 2**20, 2**24, 2**28):
+        for asked in ({"trains": True, "at_once": True}, {"trains": True}, {}):
+            asking = task(structure, tokens, budget, **asked)
+            taken, all_of_them = choose(asking), list(considered(asking))
+            if taken.numbers > asking.numbers:
+                assert taken.numbers == min(one.numbers for one in all_of_them)
+                assert budget is not None or kind in ("huge",)
+            else:
+                fitting = [one.cost for one in all_of_them if one.numbers <= asking.numbers]
+                assert taken.cost == min(fitting)
+            assert len(all_of_them) < 1000
+            # Neither tiles of nothing nor blocks of one row, as long as there is memory.
+            assert budget is not None or len(taken.groups()) * len(taken.blocks()) < 100_000
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 100, 2048])
 @pytest.mark.parametrize("budget", [None, 1, 10**5, 10**7, 10**9])
 def test_tiles_cover_every_vector_and_row_once(tokens, budget):
     structure = tb.TTHead(24, 101, 3, shape=SHAPE).structure
-    for trains, at_once in ((True, True), (True, False), (False, False)):
-        numbers = numbers_allowed(budget, tokens, 101, 4)
-        schedule = choose(structure, tokens, numbers, trains=trains, at_once=at_once)
+    for asked in ({"trains": True, "at_once": True}, {"trains": True}, {}, {"whole": True}):
+        schedule = choose(task(structure, tokens, budget, **asked))
         groups, blocks = schedule.groups(), schedule.blocks()
         assert [i for at in groups for i in range(at.start, at.stop)] == list(range(tokens))
         assert [i for a, b in blocks for i in range(a, b)] == list(range(101))

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import pairwise
+from itertools import combinations, pairwise
 from math import prod
 
 import torch
@@ -48,21 +48,23 @@ def ways(chain: Chain, cores_of: CoresOf = list) -> list[Way]:
 
     ``cores_of`` makes them from the structure's tensors, differentiably.
     """
-    return [
-        replace(way, open=partial(ThroughCores, chain, route, cores_of))
-        for route in _routes(chain.order)
-        if (way := _way(chain, route)) is not None
-    ]
+    return [replace(way, open=partial(ThroughCores, chain, route, cores_of)) for route, way in _ways(chain)]
+
+
+@lru_cache(maxsize=256)
+def _ways(chain: Chain) -> list[tuple[Route, Way]]:
+    found = [(route, _way(chain, route)) for route in _routes(chain.order)]
+    return [(route, way) for route, way in found if way is not None]
 
 
 def _routes(order: int) -> Iterator[Route]:
-    for cuts in range(1, 2 ** (order - 1)):
-        ends = [k + 1 for k in range(order - 1) if cuts >> k & 1]
+    """Every merging into two or three groups, and none: more than that would be exponentially many."""
+    cuts = [*combinations(range(1, order), 1), *combinations(range(1, order), 2), tuple(range(1, order))]
+    for ends in dict.fromkeys(cuts):
         groups = tuple(b - a for a, b in pairwise([0, *ends, order]))
         yield from (Route(groups, False), Route(groups, True))
 
 
-@lru_cache(maxsize=1024)
 def _way(chain: Chain, route: Route) -> Way | None:
     sizes = _merged_chain(chain, route)
     merged = sum(prod(sizes.core_shape(k)) for k in range(sizes.order))

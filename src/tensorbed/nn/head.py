@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self, Unpack
 from weakref import WeakSet
 
@@ -17,7 +18,7 @@ from tensorbed.vocabulary.choices import TopK
 from tensorbed.vocabulary.explanation import ScoresExplanation, explain
 from tensorbed.vocabulary.loss import Options
 from tensorbed.vocabulary.scorer import Vocabulary
-from tensorbed.vocabulary.targets import check_budget, check_class_weight
+from tensorbed.vocabulary.targets import check_budget, check_per_class
 
 
 class Head(StructuredTable):
@@ -82,7 +83,7 @@ class Head(StructuredTable):
         first = next(iter(self.params().values()))
         made: nn.Parameter | None = None
         if isinstance(bias, Tensor):
-            check_class_weight(bias, self.num_classes, "bias")
+            check_per_class(bias, self.num_classes, "bias")
             made = nn.Parameter(bias.detach().to(device=first.device, dtype=self._dtype, copy=True))
         elif bias:
             made = nn.Parameter(torch.zeros(self.num_classes, device=first.device, dtype=self._dtype))
@@ -114,7 +115,7 @@ class Head(StructuredTable):
         check_budget(memory_budget)
         check_impl(impl)
         if isinstance(table, Tensor) and table.dim() == 2:
-            check_class_weight(bias, table.shape[0], "bias")
+            check_per_class(bias, table.shape[0], "bias")
         layer = cls._fitted(table, format, freeze, dtype, std=std)
         layer._finish(False if bias is None else bias, impl, memory_budget)
         layer.requires_grad_(not freeze)
@@ -122,7 +123,7 @@ class Head(StructuredTable):
 
     @classmethod
     def tied_to(
-        cls, embedding: Embedding, bias: bool = False, *, impl: str = "auto", memory_budget: int | None = None
+        cls, embedding: StructuredTable, bias: bool = False, *, impl: str = "auto", memory_budget: int | None = None
     ) -> Self:
         """A head over an embedding's own table, as ``lm_head.weight = wte.weight`` ties dense ones.
 
@@ -206,9 +207,13 @@ class Head(StructuredTable):
             return topk_of(vocabulary, h, memory_budget=self.memory_budget, **options)
         if task == "sample":
             return sample_of(vocabulary, h, self.memory_budget, **options)
-        if target is None and task != "loss":
-            return logits_of(vocabulary, h, self.memory_budget, self.impl)
-        return self._loss(vocabulary, h, target, **options)
+        if task == "loss" or (not task and target is not None):
+            return self._loss(vocabulary, h, target, **options)
+        if task or options:
+            raise TypeError(
+                f"head(h) takes no {', '.join([task, *options]).strip(', ')}; use head.loss(h, target, ...)."
+            )
+        return logits_of(vocabulary, h, self.memory_budget, self.impl)
 
     def _loss(
         self, vocabulary: Vocabulary, h: Tensor, target: Any, class_weight: Tensor | None = None, **said: Any
@@ -282,12 +287,13 @@ class Head(StructuredTable):
         )
         return drawn
 
-    def explain(self, vectors: int | Tensor, *, training: bool = False) -> ScoresExplanation:
+    def explain(self, vectors: int | Tensor, *, training: bool = False, reduction: str = "mean") -> ScoresExplanation:
         """What :meth:`loss` would do in ``training``, or scores and :meth:`topk` else, for so many vectors.
 
         Counted and not done: ``print(head.explain(1))``.
         """
-        return explain(self.vocabulary(), vectors, self.memory_budget, training=training)
+        found = explain(self.vocabulary(), vectors, self.memory_budget, training=training, reduction=reduction)
+        return replace(found, path="reference, all logits at once") if self.impl == "reference" else found
 
     def vocabulary(self, bias: Tensor | None = None) -> Vocabulary:
         return super().vocabulary(self.bias if bias is None else bias)

@@ -159,6 +159,14 @@ class _ChainedHead(Head):
         format = cls._format(rank=rank, ranks=ranks, ratio=ratio, rel_error=rel_error, order=order, shape=shape)
         return super().from_pretrained(table, format, freeze, **options)
 
+    @classmethod
+    def tied_to(cls, embedding: StructuredTable, bias: bool = False, **options: Any) -> Self:
+        """See :meth:`Head.tied_to`; the embedding's table is of this kind."""
+        structure = getattr(embedding, "structure", None)
+        if structure is not None and not isinstance(structure, cls._format.structure):
+            raise TypeError(f"{cls.__name__}.tied_to a {structure.kind} table; use tb.Head.tied_to for any.")
+        return super().tied_to(embedding, bias, **options)
+
 
 class TTHead(_ChainedHead):
     """:class:`Head` over a tensor train: ``tb.TTHead(512, 267735, rank=16)``.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from math import prod
 from typing import Any, ClassVar
 
@@ -53,6 +53,7 @@ class Structure(ABC):
     kind: ClassVar[str]  # set by @register
     can_initialise: ClassVar[bool] = True
     can_differentiate: ClassVar[bool] = True
+    fused_loss: ClassVar[str | None] = None  # who computes :meth:`cross_entropy`
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
 
     rows: int
@@ -61,13 +62,13 @@ class Structure(ABC):
     def __post_init__(self) -> None:
         require_positive(self.rows, "num_embeddings")
         require_positive(self.cols, "embedding_dim")
-        # Graphs take no Python objects and cannot make the text themselves; see registry.read.
-        object.__setattr__(self, "_text", json.dumps({"kind": self.kind, **asdict(self)}))
+        # Now, because graphs, which take no Python objects, cannot make it; see registry.read.
+        object.__setattr__(self, "_text", _as_text(self))
 
     @property
-    def text(self) -> str:
-        """Kind and sizes as JSON."""
-        text: str = self._text  # type: ignore[attr-defined]
+    def text(self) -> str | None:
+        """Kind and sizes as JSON; ``None`` where they are more than numbers, strings and tuples of these."""
+        text: str | None = self._text  # type: ignore[attr-defined]
         return text
 
     @abstractmethod
@@ -188,6 +189,18 @@ class Structure(ABC):
     def numel(self) -> int:
         """Stored numbers."""
         return sum(spec.numel for spec in self.tensors())
+
+
+def _as_text(structure: Structure) -> str | None:
+    sizes = {field.name: getattr(structure, field.name) for field in fields(structure)}
+    kind = getattr(structure, "kind", None)
+    return json.dumps({"kind": kind, **sizes}) if kind and all(map(_is_plain, sizes.values())) else None
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return value is None or type(value) in (int, float, str, bool)
 
 
 def scale_to_std(p: Params, sum_of_squares: Tensor, entries: int, std: float) -> None:

@@ -25,6 +25,8 @@ class DenseMatrix(Structure):
         - table: ``(rows, cols)``
     """
 
+    fused_loss = "torch.nn.functional.linear_cross_entropy"
+
     def tensors(self) -> tuple[TensorSpec, ...]:
         return (TensorSpec("table", (self.rows, self.cols)),)
 

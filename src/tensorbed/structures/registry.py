@@ -37,8 +37,12 @@ def read(text: str) -> Structure:
     fields: dict[str, Any] = json.loads(text)
     kind = fields.pop("kind")
     made: Any = _STRUCTURES[kind]
-    structure: Structure = made(**{name: tuple(v) if isinstance(v, list) else v for name, v in fields.items()})
+    structure: Structure = made(**{name: _tuples(value) for name, value in fields.items()})
     return structure
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def registered() -> MappingProxyType[str, type[Structure]]:

@@ -2,16 +2,17 @@
 
 For the author of a new structure, in a test module::
 
-    from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, Sample, StructureLaws, TracingLaws
+    from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, HeadLimits, Sample, StructureLaws, TracingLaws
 
 
-    class TestMine(StructureLaws, EmbeddingParity, BagParity, HeadLaws, TracingLaws):
+    class TestMine(StructureLaws, EmbeddingParity, BagParity, HeadLaws, HeadLimits, TracingLaws):
         samples = (Sample(MyFormat(rank=3), rows=97, cols=24), Sample(MyFormat(rank=1), rows=50, cols=13))
 
 Needs pytest. What a structure declares it cannot do (``can_initialise``, ``can_differentiate``) is skipped, and
 nothing else.
 """
 
+from tensorbed.testing.head_limits import HeadLimits
 from tensorbed.testing.heads import HeadLaws
 from tensorbed.testing.laws import StructureLaws
 from tensorbed.testing.layers import BagParity, EmbeddingParity
@@ -23,6 +24,7 @@ __all__ = [
     "Draw",
     "EmbeddingParity",
     "HeadLaws",
+    "HeadLimits",
     "Sample",
     "StructureLaws",
     "TracingLaws",

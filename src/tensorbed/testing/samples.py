@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -169,3 +170,31 @@ def largest_allocation() -> Iterator[Callable[[], int]]:
     """Watch every tensor made below the operators; the value yielded tells the most elements one of them had."""
     with _Watch() as watch:
         yield lambda: watch.most
+
+
+class _Held(TorchDispatchMode):
+    """Bytes of all storages made here that are alive, and the most there were."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.alive: dict[int, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
+        out = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(out):
+            if isinstance(leaf, Tensor):
+                storage = leaf.untyped_storage()
+                if storage._cdata not in given and storage._cdata not in self.alive:
+                    self.alive[storage._cdata] = storage.nbytes()
+                    weakref.finalize(storage, self.alive.pop, storage._cdata, None)
+        self.most = max(self.most, sum(self.alive.values()))
+        return out
+
+
+@contextmanager
+def most_held() -> Iterator[Callable[[], int]]:
+    """Watch the memory of tensors made below the operators; the value yielded tells the most bytes alive at once."""
+    with _Held() as held:
+        yield lambda: held.most

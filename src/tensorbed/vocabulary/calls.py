@@ -9,17 +9,19 @@ import torch
 from torch import Tensor
 
 from tensorbed.checks import require_int
-from tensorbed.dispatch import is_recorded, is_traced, is_transformed
+from tensorbed.dispatch import is_autocast, is_recorded, is_traced, is_transformed
+from tensorbed.functional import check_params
 from tensorbed.structures import Params, Structure
 from tensorbed.vocabulary import choices, logits, operators, reference
 from tensorbed.vocabulary.choices import TopK
 from tensorbed.vocabulary.loss import Asked, Options, cross_entropy, working_dtype
-from tensorbed.vocabulary.schedule import numbers_allowed
+from tensorbed.vocabulary.schedule import Task
 from tensorbed.vocabulary.scorer import Vocabulary
 from tensorbed.vocabulary.targets import (
     check_class_weight,
     check_dtypes,
     check_hidden,
+    check_per_class,
     check_target_shape,
     check_targets,
     check_terms,
@@ -84,6 +86,7 @@ def vocabulary_of(table: Structure | torch.nn.Module, params: Params | None, bia
         if params is None:
             names = ", ".join(spec.name for spec in table.tensors())
             raise TypeError(f"a {table.kind} structure holds no numbers: give params= with {names} (layer.params()).")
+        check_params(table, params)
         return Vocabulary(table, tuple(params[spec.name] for spec in table.tensors()), bias)
     if params is not None:
         raise TypeError(f"params= goes with a structure; {type(table).__name__} has its own tensors.")
@@ -112,8 +115,8 @@ def loss_of(
     if options.ignore_index is not None:
         require_int(options.ignore_index, "ignore_index")
     check_class_weight(class_weight, structure.rows, weight_name)
-    check_class_weight(vocabulary.bias, structure.rows, "bias")
-    check_dtypes(h, vocabulary.tensors)
+    check_per_class(vocabulary.bias, structure.rows, "bias")
+    check_dtypes(h, vocabulary.floats)
     check_impl(impl)
     asked = Asked(vocabulary, h.reshape(-1, structure.cols), target.reshape(-1).long(), class_weight, options)
     loss = _by_any_means(asked, impl).to(_shown_dtype(h))
@@ -129,7 +132,7 @@ def check_impl(impl: str) -> None:
 def _by_any_means(asked: Asked, impl: str) -> Tensor:
     """The loss by the operators in a graph, by plain PyTorch where those cannot go, and else tile by tile."""
     plain = _is_plain_only(asked.x)
-    if is_traced(asked.x) and not plain and impl == "auto" and operators.can_trace(asked):
+    if is_traced(asked.x) and not plain and impl == "auto" and operators.can_trace(asked.structure):
         return operators.traced_cross_entropy(asked)
     if is_traced(asked.x) and not plain:
         checked = checked_targets(asked.target, asked.structure.rows, asked.options.ignore_index)
@@ -154,14 +157,13 @@ def _fused(asked: Asked) -> Tensor | None:
         return None
     if vocabulary.padding_row is not None or not bool(asked.target.ne(options.ignore_index).any()):
         return None
-    n, rows = asked.x.shape[0], vocabulary.structure.rows
-    chunk = numbers_allowed(options.memory_budget, n, rows, working_dtype(asked.x).itemsize) // rows
+    task = Task.of(vocabulary.structure, asked.x.shape[0], working_dtype(asked.x).itemsize, options.memory_budget)
     names = [spec.name for spec in vocabulary.structure.tensors()]
     return vocabulary.structure.cross_entropy(
         dict(zip(names, vocabulary.tensors, strict=True)),
         asked.x.to(vocabulary.tensors[0].dtype),
         asked.target,
-        chunk=max(1, min(chunk, n)),
+        chunk=max(1, min(task.numbers // vocabulary.structure.rows, task.tokens)),
         linear_bias=vocabulary.bias,
         weight=asked.class_weight,
         reduction=options.reduction,
@@ -171,24 +173,26 @@ def _fused(asked: Asked) -> Tensor | None:
 
 def _shown_dtype(h: Tensor) -> torch.dtype:
     """Of a loss: that of the vectors, as in torch; under autocast single precision, as in torch."""
-    device = h.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        return working_dtype(h)
-    return h.dtype
+    return working_dtype(h) if is_autocast(h) else h.dtype
 
 
 def logits_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, impl: str = "auto") -> Tensor:
     """``h @ table.T + bias``: ``(*, cols) -> (*, rows)``."""
     structure = vocabulary.structure
     check_hidden(h, structure.cols)
-    check_dtypes(h, vocabulary.tensors)
+    check_dtypes(h, vocabulary.floats)
     check_impl(impl)
-    if impl == "reference" or is_traced(h) or _is_plain_only(h):
+    if is_autocast(h):
+        h = h.to(torch.get_autocast_dtype(h.device.type))
+    if impl == "reference" or _is_plain_only(h):
         return reference.logits(vocabulary, h)
-    device = h.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
-        h = h.to(torch.get_autocast_dtype(device))
-    made = logits.logits(vocabulary, h.reshape(-1, structure.cols), memory_budget)
+    x = h.reshape(-1, structure.cols)
+    if not is_traced(h):
+        made = logits.logits(vocabulary, x, memory_budget)
+    elif operators.can_trace(structure):
+        made = operators.traced_logits(vocabulary, x, memory_budget)
+    else:
+        return reference.logits(vocabulary, h)
     return made.reshape(*h.shape[:-1], structure.rows)
 
 
@@ -196,12 +200,13 @@ def topk_of(vocabulary: Vocabulary, h: Tensor, k: int, memory_budget: int | None
     """The ``k`` largest scores: ``(*, cols) -> (*, k)`` twice."""
     structure = vocabulary.structure
     check_hidden(h, structure.cols)
-    check_dtypes(h, vocabulary.tensors)
+    check_dtypes(h, vocabulary.floats)
     if not 1 <= require_int(k, "k") <= structure.rows:
         raise ValueError(f"k={k}: there are {structure.rows} classes to choose from (1 to {structure.rows}).")
-    if is_traced(h) or _is_plain_only(h):
+    x = h.reshape(-1, structure.cols)
+    if _is_plain_only(h) or (is_traced(h) and not operators.can_trace(structure)):
         return TopK(*torch.topk(reference.logits(vocabulary, h).detach(), k))
-    found = choices.topk(vocabulary, h.reshape(-1, structure.cols), k, memory_budget)
+    found = (operators.traced_topk if is_traced(h) else choices.topk)(vocabulary, x, k, memory_budget)
     return TopK(*(t.reshape(*h.shape[:-1], k) for t in found))
 
 
@@ -209,13 +214,16 @@ def sample_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, **op
     """One class for each vector: ``(*, cols) -> (*)``."""
     structure = vocabulary.structure
     check_hidden(h, structure.cols)
-    check_dtypes(h, vocabulary.tensors)
+    check_dtypes(h, vocabulary.floats)
     require_between(options["temperature"], "temperature", 0, None)
     top_k = options["top_k"]
     if top_k is not None and not 1 <= require_int(top_k, "top_k") <= structure.rows:
         raise ValueError(f"top_k={top_k}: there are {structure.rows} classes to choose from (1 to {structure.rows}).")
     if options["softcap"] is not None:
         check_terms("none", 0, 0, options["softcap"], None)
-    x = h.reshape(-1, structure.cols)
-    drawn = choices.sample(vocabulary, x, memory_budget=memory_budget, **options)
-    return drawn.reshape(h.shape[:-1])
+    if is_traced(h) or _is_plain_only(h):
+        softcap = options.pop("softcap")
+        scores = reference.logits(vocabulary.detached(), h.detach())
+        return choices.drawn(scores if softcap is None else softcap * torch.tanh(scores / softcap), **options)
+    found = choices.sample(vocabulary, h.reshape(-1, structure.cols), memory_budget=memory_budget, **options)
+    return found.reshape(h.shape[:-1])

@@ -72,8 +72,8 @@ def sample(
         values = values.to(working_dtype(values))
         if softcap is not None:
             values = softcap * torch.tanh(values / softcap)
-        drawn = _with_noise(values, temperature, generator).argmax(1, keepdim=True)
-        return indices.gather(1, drawn)[:, 0]
+        chosen = _with_noise(values, temperature, generator).argmax(1, keepdim=True)
+        return indices.gather(1, chosen)[:, 0]
     chosen = torch.empty(x.shape[0], dtype=torch.int64, device=x.device)
     with full_precision(x):
         for at, tiles in _tiles(vocabulary, x, memory_budget, softcap):
@@ -86,8 +86,17 @@ def sample(
 
 
 def _with_noise(scores: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    """Scores with Gumbel noise of this temperature, which may be so small that dividing by it would overflow."""
     noise = torch.empty_like(scores).exponential_(generator=generator)
-    return scores.div_(temperature).sub_(noise.clamp_min_(torch.finfo(noise.dtype).tiny).log_())
+    return scores - noise.clamp_min_(torch.finfo(noise.dtype).tiny).log_().mul_(temperature)
+
+
+def drawn(scores: Tensor, temperature: float, top_k: int | None, generator: torch.Generator | None) -> Tensor:
+    """One of all scores ``(*, rows)``: the plain twin of :func:`sample`."""
+    values, indices = torch.topk(scores, scores.shape[-1] if top_k is None else top_k)
+    if temperature == 0:
+        return indices[..., 0]
+    return indices.gather(-1, _with_noise(values, temperature, generator).argmax(-1, keepdim=True))[..., 0]
 
 
 def _tiles(
@@ -96,14 +105,10 @@ def _tiles(
     """Groups of vectors, and for each its tiles of scores ``(rows, n)`` with the row they begin at."""
     scorer = scorer_of(vocabulary.detached(), x.detach(), memory_budget, softcap=softcap)
     wide = x.detach().to(working_dtype(x, *vocabulary.tensors))
-    buffer = wide.new_empty(scorer.schedule.height * scorer.schedule.group)
+    buffer = scorer.buffer(wide)
 
     def tiles(at: slice) -> Iterator[tuple[int, Tensor]]:
-        vectors = scorer.vectors(wide[at], grad=False)
-        n = vectors.count
-        for start, stop, part in scorer.parts():
-            tile = buffer[: (stop - start) * n].view(stop - start, n)
-            scorer.write(part, start, vectors, tile, scorer.scratch(part, n))
+        for start, _, tile, _ in scorer.tiles(scorer.vectors(wide[at], grad=False), buffer):
             yield start, tile
 
     for at in scorer.schedule.groups():

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensorbed.checks import require_int
 from tensorbed.structures.explanation import aligned, fewer
-from tensorbed.vocabulary.schedule import FOR_SCORES, Schedule, considered, numbers_allowed
+from tensorbed.vocabulary.schedule import Schedule, Task, choose, considered
 from tensorbed.vocabulary.scorer import Vocabulary
 
 
@@ -29,6 +29,7 @@ class ScoresExplanation:
         path: the one taken.
         group, height: vectors and rows of a tile.
         bytes: held at once, about.
+        allowed: the budget; where nothing fits into it, what takes least is taken.
     """
 
     kind: str
@@ -42,6 +43,7 @@ class ScoresExplanation:
     group: int
     height: int
     bytes: int
+    allowed: int
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and dicts, for JSON."""
@@ -56,14 +58,22 @@ class ScoresExplanation:
         ]
         for name, cost in sorted(self.considered.items(), key=lambda item: item[1])[:6]:
             lines.append((f"counted cost of {name}", f"{cost:,.0f}", "<- taken" if name == self.path else ""))
-        tile = f"tiles of {self.group:,} vectors x {self.height:,} rows, about {self.bytes / 2**20:,.1f} MiB held"
+        if self.path not in self.considered:
+            lines.append(("path", self.path, "<- taken"))
+        tile = f"tiles of {self.group:,} vectors x {self.height:,} rows, "
+        tile += f"about {self.bytes / 2**20:,.1f} MiB held of {self.allowed / 2**20:,.1f} allowed"
         return "\n  ".join([f"{self.kind}, {self.description}", *aligned(lines, "<><"), tile])
 
     __repr__ = __str__
 
 
 def explain(
-    vocabulary: Vocabulary, vectors: int | Tensor, memory_budget: int | None, *, training: bool
+    vocabulary: Vocabulary,
+    vectors: int | Tensor,
+    memory_budget: int | None,
+    *,
+    training: bool = False,
+    reduction: str = "mean",
 ) -> ScoresExplanation:
     """What the loss, or without training scores and choices, would do for so many vectors, or for these."""
     structure = vocabulary.structure
@@ -72,10 +82,10 @@ def explain(
     elif require_int(vectors, "vectors") < 0:
         raise ValueError(f"vectors={vectors}: a number of hidden vectors, or the vectors themselves.")
     itemsize = max(4, max(t.element_size() for t in vocabulary.tensors if t.is_floating_point()))
-    least = {} if training else {"least": FOR_SCORES}
-    numbers = numbers_allowed(memory_budget, vectors, structure.rows, itemsize, **least)
-    weighed = list(considered(structure, vectors, numbers, trains=training, at_once=training))
-    taken = min(weighed, key=lambda s: s.cost)
+    asked = {"trains": training, "at_once": reduction != "none", "whole": not training}
+    task = Task.of(structure, vectors, itemsize, memory_budget, **asked)
+    taken = choose(task)
+    fused = structure.fused_loss if training and vocabulary.padding_row is None else None
     return ScoresExplanation(
         kind=structure.kind,
         description=structure.summary,
@@ -83,11 +93,12 @@ def explain(
         training=training,
         multiply_adds_dense=structure.rows * structure.cols * vectors * (3 if training else 1),
         multiply_adds=taken.multiply_adds,
-        considered={_name(one): one.cost for one in weighed},
-        path=_name(taken),
+        considered={_name(one): one.cost for one in considered(task)},
+        path=fused or _name(taken),
         group=taken.group,
         height=taken.height,
         bytes=taken.numbers * itemsize,
+        allowed=task.numbers * itemsize,
     )
 
 

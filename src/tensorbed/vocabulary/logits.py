@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tensorbed.dispatch import full_precision
-from tensorbed.vocabulary.loss import working_dtype
-from tensorbed.vocabulary.schedule import FOR_SCORES, Schedule, choose, numbers_allowed
+from tensorbed.vocabulary.loss import in_dtypes, refuse_second_derivatives, working_dtype
+from tensorbed.vocabulary.schedule import Schedule, Task, choose
 from tensorbed.vocabulary.scorer import Scorer, Vocabulary
 
 
@@ -20,7 +18,7 @@ def logits(vocabulary: Vocabulary, x: Tensor, memory_budget: int | None) -> Tens
     if torch.is_grad_enabled() and (x.requires_grad or vocabulary.trains):
         made: Tensor = _Logits.apply(vocabulary, memory_budget, x, vocabulary.bias, *vocabulary.tensors)  # type: ignore[no-untyped-call]
         return made
-    return _scored(vocabulary, x, memory_budget, trains=False)
+    return scored(vocabulary, x, memory_budget)
 
 
 def scorer_of(
@@ -35,30 +33,26 @@ def _dtype(vocabulary: Vocabulary, x: Tensor) -> torch.dtype:
 
 
 def _schedule(vocabulary: Vocabulary, x: Tensor, memory_budget: int | None, trains: bool) -> Schedule:
-    rows = vocabulary.structure.rows
-    numbers = numbers_allowed(memory_budget, x.shape[0], rows, _dtype(vocabulary, x).itemsize, least=FOR_SCORES)
-    return choose(vocabulary.structure, x.shape[0], numbers, trains=trains, at_once=False)
+    itemsize = _dtype(vocabulary, x).itemsize
+    return choose(Task.of(vocabulary.structure, x.shape[0], itemsize, memory_budget, trains=trains, whole=True))
 
 
 @torch.no_grad()
-def _scored(vocabulary: Vocabulary, x: Tensor, memory_budget: int | None, *, trains: bool) -> Tensor:
+def scored(vocabulary: Vocabulary, x: Tensor, memory_budget: int | None, *, trains: bool = False) -> Tensor:
+    """Scores ``(n, rows)`` in the dtype of the vectors."""
     with full_precision(x):
         scorer = scorer_of(vocabulary.detached(), x, memory_budget, trains=trains)
         out = x.new_empty(x.shape[0], vocabulary.structure.rows)
-        wide = x.to(_dtype(vocabulary, x))
-        buffer = wide.new_empty(scorer.schedule.height * scorer.schedule.group)
+        wide = x.detach().to(_dtype(vocabulary, x))
+        buffer = scorer.buffer(wide)
         for at in scorer.schedule.groups():
-            vectors = scorer.vectors(wide[at], grad=False)
-            n = vectors.count
-            for start, stop, part in scorer.parts():
-                tile = buffer[: (stop - start) * n].view(stop - start, n)
-                scorer.write(part, start, vectors, tile, scorer.scratch(part, n))
-                out[at, start:stop] = tile.T
+            for start, _, tile, _ in scorer.tiles(scorer.vectors(wide[at], grad=False), buffer):
+                out[at, start : start + tile.shape[0]] = tile.T
     return out
 
 
 @torch.no_grad()
-def _differentiated(vocabulary: Vocabulary, x: Tensor, memory_budget: int | None, grad: Tensor) -> list[Tensor | None]:
+def differentiated(vocabulary: Vocabulary, x: Tensor, memory_budget: int | None, grad: Tensor) -> list[Tensor | None]:
     """Gradients of the vectors, the bias and the tensors for those of the scores, ``(n, rows)``."""
     with full_precision(x):
         scorer = scorer_of(vocabulary, x, memory_budget, trains=True)
@@ -81,22 +75,14 @@ class _Logits(torch.autograd.Function):
     def forward(ctx: Any, vocabulary: Vocabulary, memory_budget: int | None, *inputs: Tensor | None) -> Tensor:
         x = inputs[0]
         assert x is not None
-        ctx.vocabulary, ctx.memory_budget = replace(vocabulary, tensors=(), bias=None), memory_budget
-        ctx.save_for_backward(*inputs)
-        return _scored(vocabulary, x, memory_budget, trains=True)
+        ctx.structure, ctx.padding_idx, ctx.memory_budget = vocabulary.structure, vocabulary.padding_idx, memory_budget
+        ctx.save_for_backward(vocabulary.padding_row, *inputs)
+        return scored(vocabulary, x, memory_budget, trains=True)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, bias, *tensors = ctx.saved_tensors
-        vocabulary = replace(ctx.vocabulary, tensors=tuple(tensors), bias=bias)
-        made = _differentiated(vocabulary, x, ctx.memory_budget, grad)
-        inputs = (x, bias, *tensors)
-        return (
-            None,
-            None,
-            *(
-                one if one is None or given is None else one.to(given.dtype)
-                for one, given in zip(made, inputs, strict=True)
-            ),
-        )
+        refuse_second_derivatives("a head")
+        padding_row, x, bias, *tensors = ctx.saved_tensors
+        vocabulary = Vocabulary(ctx.structure, tuple(tensors), bias, ctx.padding_idx, padding_row)
+        made = differentiated(vocabulary, x, ctx.memory_budget, grad)
+        return None, None, *in_dtypes(made, [None if t is None else t.dtype for t in (x, bias, *tensors)])

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tensorbed.dispatch import full_precision
 from tensorbed.structures import Structure
 from tensorbed.vocabulary import walks
-from tensorbed.vocabulary.schedule import GROUPS, Schedule, choose, numbers_allowed
+from tensorbed.vocabulary.schedule import GROUPS, Schedule, Task, choose
 from tensorbed.vocabulary.scorer import Scorer, Vocabulary
 from tensorbed.vocabulary.softmax import Terms
 
@@ -56,9 +56,18 @@ class Asked:
         return self.x.requires_grad or self.vocabulary.trains
 
     def schedule(self) -> Schedule:
-        n, rows = self.x.shape[0], self.structure.rows
-        numbers = numbers_allowed(self.options.memory_budget, n, rows, self.dtype.itemsize)
-        return choose(self.structure, n, numbers, trains=self.trains, at_once=self.options.reduction in ("mean", "sum"))
+        options = self.options
+        at_once = options.reduction in ("mean", "sum")
+        return choose(
+            Task.of(
+                self.structure,
+                self.x.shape[0],
+                self.dtype.itemsize,
+                options.memory_budget,
+                trains=self.trains,
+                at_once=at_once,
+            )
+        )
 
     def terms(self) -> Terms:
         weight = None if self.class_weight is None else self.class_weight.detach().to(self.dtype).contiguous()
@@ -108,7 +117,9 @@ def evaluate(asked: Asked) -> Made:
             found = walks.forward(scorer, x, asked.target, terms)
         loss = found.loss + found.z_loss
         if reduction != "none":
-            loss = found.loss.sum() / divisors[0] + found.z_loss.sum() / divisors[1] * bool(terms.z_loss)
+            loss = found.loss.sum() / divisors[0]
+            if terms.z_loss:
+                loss = loss + found.z_loss.sum() / divisors[1]
     return Made(loss, found.lse, grads)
 
 
@@ -139,23 +150,35 @@ class _Loss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, asked: Asked, *inputs: Tensor | None) -> Tensor:
         made = evaluate(asked)
-        # Tensors that autograd watches are saved by it, which notices when they are written to before backward.
-        ctx.asked, ctx.grads = replace(asked, x=made.lse, vocabulary=Vocabulary(asked.structure, ())), made.grads
-        ctx.vocabulary = replace(asked.vocabulary, tensors=(), bias=None)
-        ctx.dtypes = [None if t is None else t.dtype for t in inputs]
-        if made.grads is None:
-            ctx.save_for_backward(made.lse, *inputs)
+        ctx.at_once, ctx.dtypes = made.grads is not None, [None if t is None else t.dtype for t in inputs]
+        if made.grads is not None:
+            ctx.save_for_backward(*made.grads)
+            return made.loss
+        # Every tensor is saved by autograd, which notices when one is written to before backward.
+        v = asked.vocabulary
+        ctx.options, ctx.structure, ctx.padding_idx = asked.options, asked.structure, v.padding_idx
+        ctx.save_for_backward(made.lse, asked.target, asked.class_weight, v.padding_row, *inputs)
         return made.loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.grads is None:
-            lse, x, bias, *tensors = ctx.saved_tensors
-            vocabulary = replace(ctx.vocabulary, tensors=tuple(tensors), bias=bias)
-            made = differentiate(replace(ctx.asked, x=x, vocabulary=vocabulary), lse, grad)
+        refuse_second_derivatives("the loss")
+        if ctx.at_once:
+            made = [None if one is None else one * grad for one in ctx.saved_tensors]
         else:
-            made = [None if one is None else one * grad for one in ctx.grads]
-        return None, *(
-            one if one is None or dtype is None else one.to(dtype) for one, dtype in zip(made, ctx.dtypes, strict=True)
-        )
+            lse, target, class_weight, padding_row, x, bias, *tensors = ctx.saved_tensors
+            vocabulary = Vocabulary(ctx.structure, tuple(tensors), bias, ctx.padding_idx, padding_row)
+            made = differentiate(Asked(vocabulary, x, target, class_weight, ctx.options), lse, grad)
+        return None, *in_dtypes(made, ctx.dtypes)
+
+
+def refuse_second_derivatives(what: str) -> None:
+    """Without a word autograd would leave out what it cannot see."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(f'{what} has no second derivative computed so; use impl="reference" for create_graph=True.')
+
+
+def in_dtypes(grads: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None]) -> list[Tensor | None]:
+    """Gradients in the dtypes of what they are of."""
+    pairs = zip(grads, dtypes, strict=True)
+    return [grad if grad is None or dtype is None else grad.to(dtype) for grad, dtype in pairs]

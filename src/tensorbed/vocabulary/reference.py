@@ -10,6 +10,8 @@ from tensorbed.functional import project
 from tensorbed.vocabulary.loss import Asked, working_dtype
 from tensorbed.vocabulary.scorer import Vocabulary
 
+_NOWHERE = -(2**62)  # no target has it
+
 
 def logits(vocabulary: Vocabulary, x: Tensor) -> Tensor:  # (*, cols) -> (*, rows)
     """Scores of every row, with the padding row in its place and the bias."""
@@ -29,7 +31,7 @@ def cross_entropy(asked: Asked) -> Tensor:
     scores = logits(vocabulary, asked.x).to(dtype)
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
-    ignored = -100 if options.ignore_index is None else options.ignore_index
+    ignored = _NOWHERE if options.ignore_index is None else options.ignore_index
     weight = None if asked.class_weight is None else asked.class_weight.to(dtype)
     loss = F.cross_entropy(
         scores,

@@ -17,15 +17,22 @@ from tensorbed.structures import Structure
 ONCE, TWICE, GROUPS = "once", "twice", "groups"
 
 _SHARE = 3  # by default a third of what all scores would take ...
-_LEAST, _MOST = 2**14, 2**28  # ... but at least and at most so many numbers
-FOR_SCORES = 2**24  # numbers that scores asked for themselves may always take, 64 MiB
-_TILE = 2**20  # scores of a tile that caches hold while the softmax reads them
-_ROWS = 2**22  # numbers of a block of rows: many enough that the gradients of the cores, added per block, weigh little
-_ALIGNED = 16
-_ENOUGH = 128  # columns at which products are as fast as they become
-_STORE = 24  # multiply-adds that writing a number made for all vectors is worth
-_NARROW = 32  # vectors of which a product takes twice as long for each as one of many
-_COPY = 8  # multiply-adds that writing and reading one intermediate number is worth
+_LEAST, _MOST = 2**22, 2**28  # ... but at least and at most so many numbers, ...
+_OWN = 4  # ... and at least so many times those of the structure itself, as an optimiser's state takes
+_FOR_SCORES = 2**24  # numbers that scores asked for themselves may always take
+_TINY = 2**14  # numbers below which a tensor as large as the table or all scores does not matter
+_TILE = 2**20  # scores of a tile, with what they leave, that caches hold while the softmax reads them
+_ROWS = 2**22  # numbers of a block of rows: enough that the gradients of the cores, added for each, weigh little
+_FEWEST = 16  # rows of a block, however little memory there is
+_ALIGNED = 16  # vectors: products of other numbers of columns are up to a fifth slower
+_ENOUGH = 128  # vectors at which products are as fast as they become
+
+# In multiply-adds of a large product. Measured on x86-64 CPUs: the order of the ways' times is that of their costs for
+# vocabularies of 10,000 and 267,735, ranks 8 to 96 and 1 to 2,048 vectors.
+_STORE = 24  # writing a number made for all vectors
+_COPY = 8  # writing and reading one made for one vector
+_NARROW = 32  # vectors, and fewer, of which a product takes twice as long for each
+_CALLS = 2**20  # the calls that one tile takes
 
 
 @dataclass(frozen=True)
@@ -65,102 +72,154 @@ class Schedule:
         return f"by {self.way.name}, {passes}, tiles of {self.group:,} vectors x {self.height:,} rows"
 
 
-def numbers_allowed(memory_budget: int | None, tokens: int, rows: int, itemsize: int, *, least: int = _LEAST) -> int:
-    """What a budget in bytes holds; by default a third of all scores, within bounds."""
-    if memory_budget is not None:
-        return max(1, memory_budget // itemsize)
-    return min(max(tokens * rows // _SHARE, least), _MOST)
+@dataclass(frozen=True)
+class Task:
+    """What is to be scored, and within how many numbers.
+
+    Attributes:
+        trains: gradients follow.
+        at_once: they may be made with the scores, as for a sum or mean they can be.
+        whole: all scores are asked for themselves, so that a tile may hold them.
+    """
+
+    structure: Structure
+    tokens: int
+    numbers: int
+    trains: bool = False
+    at_once: bool = False
+    whole: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        structure: Structure,
+        tokens: int,
+        itemsize: int,
+        memory_budget: int | None,
+        *,
+        trains: bool = False,
+        at_once: bool = False,
+        whole: bool = False,
+    ) -> Task:
+        """With what a budget in bytes holds; by default a third of all scores, within bounds."""
+        numbers = _default(structure, tokens, whole) if memory_budget is None else max(1, memory_budget // itemsize)
+        return cls(structure, tokens, numbers, trains, at_once and trains, whole)
+
+    @property
+    def largest(self) -> int:
+        """Numbers that one tensor may have: less than the table and than all scores, unless those are tiny."""
+        structure = self.structure
+        table, scores = structure.rows * structure.cols, structure.rows * self.tokens
+        return max(_TINY, (table if self.whole else min(table, scores)) // 2)
+
+
+def _default(structure: Structure, tokens: int, whole: bool) -> int:
+    own = _OWN * structure.numel if 4 * structure.numel <= structure.rows * structure.cols else 0
+    least = max(_FOR_SCORES if whole else _LEAST, own)
+    return min(max(tokens * structure.rows // _SHARE, least), max(_MOST, own))
 
 
 @lru_cache(maxsize=4096)
-def choose(structure: Structure, tokens: int, numbers: int, *, trains: bool, at_once: bool) -> Schedule:
-    """The schedule of least counted cost.
+def choose(task: Task) -> Schedule:
+    """The schedule of least counted cost among those within the memory allowed, or the one that takes least."""
+    found = list(considered(task))
+    fitting = [one for one in found if one.numbers <= task.numbers]
+    return min(fitting, key=lambda s: s.cost) if fitting else min(found, key=lambda s: s.numbers)
 
-    ``trains``: gradients will follow; ``at_once``: they may be made with the scores, as for a sum or mean they can be.
-    """
-    return min(considered(structure, tokens, numbers, trains=trains, at_once=at_once), key=lambda s: s.cost)
 
-
-def considered(structure: Structure, tokens: int, numbers: int, *, trains: bool, at_once: bool) -> Iterator[Schedule]:
+def considered(task: Task) -> Iterator[Schedule]:
     """Every way of the structure with every walk that is possible."""
-    for way in structure.ways():
-        if not trains:
-            yield _tiled(structure, way, ONCE, tokens, numbers)
+    for way in task.structure.ways():
+        if not task.trains:
+            yield _tiled(task, way, ONCE)
             continue
-        yield _tiled(structure, way, TWICE, tokens, numbers)
-        if at_once:
-            yield _grouped(structure, way, tokens, numbers, keeps=False)
+        yield _tiled(task, way, TWICE)
+        if task.at_once:
+            yield _grouped(task, way, keeps=False)
             if way.kept:
-                yield _grouped(structure, way, tokens, numbers, keeps=True)
+                yield _grouped(task, way, keeps=True)
 
 
-def _tiled(structure: Structure, way: Way, walk: str, tokens: int, numbers: int) -> Schedule:
+def _tiled(task: Task, way: Way, walk: str) -> Schedule:
     """All vectors by some rows, if they are not too many for that."""
-    height = _height(structure, way, tokens, numbers)
-    each = height + 2 * way.kept * height // structure.rows
-    group = _group(tokens, numbers - _fixed(structure, way, height), each, _most(structure, way) // height)
-    count = -(-tokens // group) if tokens else 0
+    rows, least = task.structure.rows, _height(task, way, task.tokens)
+    left = _left(way, rows, 2)
+    group = _group(task, way, least, left * least)
+    height = max(least, _height(task, way, group))
     passes = 1 if walk == ONCE else 4
-    makings = count * passes if way.by_block else min(passes, 3)
-    products = tokens * passes * way.multiply_adds
-    cost = makings * _making(way) + _narrow(group) * products + tokens * passes * _COPY * way.kept
-    held = _fixed(structure, way, height) + group * each
-    counted = (held, makings * way.making + products, cost)
-    return Schedule(way, walk, tokens, structure.rows, group, height, False, *counted)
+    tiles = -(-task.tokens // group) * -(-rows // height)
+    makings = passes * -(-task.tokens // group) if way.by_block else min(passes, 3)
+    products = task.tokens * passes * way.multiply_adds
+    held = _fixed(task, way, height) + int(group * height * left)
+    return _counted(task, way, walk, group, height, False, held, makings, products, passes, tiles)
 
 
-def _grouped(structure: Structure, way: Way, tokens: int, numbers: int, *, keeps: bool) -> Schedule:
+def _grouped(task: Task, way: Way, *, keeps: bool) -> Schedule:
     """Some vectors by all rows, their scores kept."""
-    width = numbers // structure.rows if way.by_block else _ENOUGH
-    height = _height(structure, way, max(1, min(tokens, width)), numbers)
-    scratch = 2 * way.kept * height // structure.rows
-    each = structure.rows + (way.kept + scratch // 2 if keeps else scratch)
-    # Larger groups spare making rows again, and nothing else.
-    most = _most(structure, way) // height if way.by_block else min(_ENOUGH, _most(structure, way) // height)
-    group = _group(tokens, numbers - _fixed(structure, way, height), each, most)
-    count = -(-tokens // group) if tokens else 0
+    rows, least = task.structure.rows, _height(task, way, _ENOUGH)
+    each = rows * _left(way, rows, 1) if keeps else rows
+    scratch = _left(way, rows, 1 if keeps else 2) - 1
+    # Larger groups spare making rows again, and nothing else. Half of the vectors at most: all would be all scores.
+    most = max(1, -(-task.tokens // 2)) if way.by_block else min(_ENOUGH, max(1, -(-task.tokens // 2)))
+    group = min(most, _group(task, way, least, each + scratch * least))
+    height = _height(task, way, group)
+    count = -(-task.tokens // group)
     makings = (count + 1) + 2 * count if way.by_block else 3
-    products = tokens * (3 * way.multiply_adds + (0 if keeps else way.spared))
-    cost = makings * _making(way) + _narrow(group) * products + 3 * tokens * _COPY * way.kept
-    held = _fixed(structure, way, height) + group * each
-    counted = (held, makings * way.making + products, cost)
-    return Schedule(way, GROUPS, tokens, structure.rows, group, height, keeps, *counted)
+    products = task.tokens * (3 * way.multiply_adds + (0 if keeps else way.spared))
+    held = _fixed(task, way, height) + int(group * (each + scratch * height))
+    tiles = 2 * count * -(-rows // height)
+    return _counted(task, way, GROUPS, group, height, keeps, held, makings, products, 3, tiles)
 
 
-def _height(structure: Structure, way: Way, group: int, numbers: int) -> int:
+def _counted(
+    task: Task,
+    way: Way,
+    walk: str,
+    group: int,
+    height: int,
+    keeps: bool,
+    held: int,
+    makings: int,
+    products: int,
+    passes: int,
+    tiles: int,
+) -> Schedule:
+    made = makings * (way.making + _STORE * way.making_numbers)
+    narrow = 1 + _NARROW / max(group, _NARROW)
+    cost = made + narrow * products + task.tokens * passes * _COPY * way.kept + tiles * _CALLS
+    multiply_adds = makings * way.making + products
+    return Schedule(way, walk, task.tokens, task.structure.rows, group, height, keeps, held, multiply_adds, cost)
+
+
+def _left(way: Way, rows: int, copies: int) -> float:
+    """Numbers to hold for one score: itself, and what it leaves behind, so many times."""
+    return 1 + copies * way.kept / rows
+
+
+def _height(task: Task, way: Way, group: int) -> int:
     """Rows of a block: a tile that caches hold, or a block of rows worth making."""
+    structure, group = task.structure, max(1, group)
+    largest = int(task.largest / _left(way, structure.rows, 1))
     if way.by_block:
-        # No block comes near the whole table.
-        most = min(min(_ROWS, numbers // 8) // structure.cols, -(-structure.rows // 8))
+        most = max(_FEWEST, min(_ROWS, task.numbers // 8, task.largest) // structure.cols)
+        most = min(most, -(-structure.rows // 4), max(_FEWEST, largest // group))
     else:
-        cached = _TILE * structure.rows // (structure.rows + way.kept)
-        most = min(max(cached // max(1, group), 512), min(numbers, _most(structure, way)) // max(1, group))
+        cached = max(int(_TILE / _left(way, structure.rows, 1)) // group, 512)
+        most = min(cached, max(1, min(task.numbers, largest) // group))
     return min(structure.rows, max(way.step, most // way.step * way.step))
 
 
-def _fixed(structure: Structure, way: Way, height: int) -> int:
+def _fixed(task: Task, way: Way, height: int) -> int:
     """Numbers held whatever the group: a block of rows, its gradient and what they come from, or merged cores."""
-    return 3 * height * structure.cols if way.by_block else 2 * way.making_numbers
+    copies = 3 if task.trains else 1
+    return copies * (height * task.structure.cols if way.by_block else way.making_numbers)
 
 
-def _making(way: Way) -> int:
-    """What is made for all rows: its multiply-adds, and writing it."""
-    return way.making + _STORE * way.making_numbers
-
-
-def _narrow(group: int) -> float:
-    """How many times dearer products of few vectors are."""
-    return 1 + _NARROW / max(group, _NARROW)
-
-
-def _most(structure: Structure, way: Way) -> int:
-    """Scores of a tile, with what they leave, which is no more than half a table."""
-    return max(_LEAST, structure.rows * structure.cols // 2 * structure.rows // (structure.rows + way.kept))
-
-
-def _group(tokens: int, numbers: int, each: int, most: int) -> int:
-    """Vectors at a time: groups of nearly equal size, of whole vectors of a processor's registers."""
-    most = max(1, min(tokens, most, numbers // max(1, each)))
-    equal = -(-tokens // -(-tokens // most)) if tokens else 1
+def _group(task: Task, way: Way, height: int, each: float) -> int:
+    """Vectors at a time within the memory left: groups of nearly equal size, of whole registers of a processor."""
+    tile = int(task.largest / _left(way, task.structure.rows, 1)) // height
+    left = int((task.numbers - _fixed(task, way, height)) / max(1.0, each))
+    most = max(1, min(task.tokens, tile, left))
+    equal = -(-task.tokens // -(-task.tokens // most)) if task.tokens else 1
     rounded = -(-equal // _ALIGNED) * _ALIGNED
     return rounded if rounded <= most else most // _ALIGNED * _ALIGNED or equal

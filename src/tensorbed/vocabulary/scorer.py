@@ -30,6 +30,11 @@ class Vocabulary:
     padding_row: Tensor | None = None
 
     @property
+    def floats(self) -> tuple[Tensor, ...]:
+        """All that is multiplied with or added to the vectors."""
+        return (*self.tensors, *(() if self.bias is None else (self.bias,)))
+
+    @property
     def trains(self) -> bool:
         """Whether anything in it asks for a gradient."""
         return any(t.requires_grad for t in (*self.tensors, self.bias) if t is not None)
@@ -50,8 +55,10 @@ class Scorer:
         learns = vocabulary.bias is not None and vocabulary.bias.requires_grad
         self.bias_grad = torch.zeros_like(self.bias) if learns and self.bias is not None else None
         self.padding_idx = vocabulary.padding_idx
-        row = vocabulary.padding_row
-        self.padding_row = None if row is None else row.detach().to(dtype=dtype, device=vocabulary.tensors[0].device)
+        self.padding: Tensor | None = None  # the constant row, its columns in the order that vectors have here
+        if vocabulary.padding_row is not None:
+            row = vocabulary.padding_row.detach().to(dtype=dtype, device=vocabulary.tensors[0].device)
+            self.padding = self.projection.vectors(row[None], grad=False).data[:, 0]
         self._room: Tape | None = None
 
     def vectors(self, x: Tensor, *, grad: bool) -> Vectors:  # (n, cols)
@@ -64,6 +71,18 @@ class Scorer:
             yield start, stop, part
             part.close()
 
+    def tiles(self, vectors: Vectors, buffer: Tensor) -> Iterator[tuple[int, Part, Tensor, Tape]]:
+        """Blocks with their scores ``(rows, n)``, each in the buffer in place of the one before."""
+        n = vectors.count
+        for start, stop, part in self.parts():
+            tile, tape = buffer[: (stop - start) * n].view(stop - start, n), self.scratch(part, n)
+            self.write(part, start, vectors, tile, tape)
+            yield start, part, tile, tape
+
+    def buffer(self, x: Tensor) -> Tensor:
+        """Room for the largest tile."""
+        return x.new_empty(self.schedule.height * self.schedule.group)
+
     def scratch(self, part: Part, n: int) -> Tape:
         """A tape that is overwritten by the next part. The first part and group asked for are the largest."""
         if self._room is None:
@@ -74,8 +93,8 @@ class Scorer:
         """Scores of a block: ``tile`` is ``(rows of the part, n)``."""
         part.scores(vectors, tile, tape)
         at = self._padding_in(start, tile)
-        if at is not None and self.padding_row is not None:
-            tile[at] = self._padding_scores(vectors)
+        if at is not None and self.padding is not None:
+            tile[at] = self.padding @ vectors.data
         if self.bias is not None:
             tile += self.bias[start : start + tile.shape[0], None]
         if self.softcap is not None:
@@ -86,8 +105,9 @@ class Scorer:
         if self.bias_grad is not None:
             self.bias_grad[start : start + grad.shape[0]] += grad.sum(1)
         at = self._padding_in(start, grad)
-        if at is not None:
-            self._padding_backward(vectors, grad[at])
+        if at is not None and self.padding is not None:
+            if vectors.grad is not None:
+                vectors.grad.addr_(self.padding, grad[at])
             grad[at] = 0
         part.backward(vectors, grad, tape)
 
@@ -98,15 +118,3 @@ class Scorer:
     def _padding_in(self, start: int, tile: Tensor) -> int | None:
         at = None if self.padding_idx is None else self.padding_idx - start
         return at if at is not None and 0 <= at < tile.shape[0] else None
-
-    def _padding_scores(self, vectors: Vectors) -> Tensor:  # -> (n,)
-        return self._padding_vector(vectors) @ vectors.data
-
-    def _padding_vector(self, vectors: Vectors) -> Tensor:  # -> (cols,)
-        """The padding row, its columns in the vectors' order."""
-        assert self.padding_row is not None
-        return self.projection.vectors(self.padding_row[None], grad=False).data[:, 0]
-
-    def _padding_backward(self, vectors: Vectors, grad: Tensor) -> None:  # (n,)
-        if vectors.grad is not None:
-            vectors.grad.addr_(self._padding_vector(vectors), grad)

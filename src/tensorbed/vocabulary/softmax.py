@@ -80,19 +80,20 @@ class Sums:
     def absorb(self, tile: Tensor, start: int) -> None:
         """Add one tile."""
         absorb(tile, self.most, self.total)
-        rows, columns = self._targets(start)
+        rows, columns = self.targets(start)
         self.picked[columns] = tile[rows, columns]
         if self.all_scores is not None:
-            weight = self._class_weights(start, tile.shape[0])
+            weight = self.class_weights(start, tile.shape[0])
             self.all_scores += tile.sum(0) if weight is None else weight @ tile
 
-    def _targets(self, start: int) -> tuple[Tensor, Tensor]:
+    def targets(self, start: int) -> tuple[Tensor, Tensor]:
         """Where in the block that begins here the targets are: rows of the tile and columns."""
         k = self.block[start]
         at = slice(self.bounds[k], self.bounds[k + 1])
         return self.ordered[at] - start, self.order[at]
 
-    def _class_weights(self, start: int, rows: int) -> Tensor | None:
+    def class_weights(self, start: int, rows: int) -> Tensor | None:
+        """Of a block's classes."""
         weight = self.terms.class_weight
         return None if weight is None else weight[start : start + rows]
 
@@ -105,7 +106,8 @@ class Sums:
         loss = (1 - e) * self.weights * (lse - self.picked)
         if self.all_scores is not None:
             loss = loss + e / terms.classes * (terms.all_weights * lse - self.all_scores)
-        return torch.where(self.counted, loss, 0), torch.where(self.counted, terms.z_loss * lse.square(), 0)
+        z_loss = terms.z_loss * lse.square() if terms.z_loss else torch.zeros_like(lse)
+        return torch.where(self.counted, loss, 0), torch.where(self.counted, z_loss, 0)
 
     def gradient_of(self, lse: Tensor, scale: Tensor, z_scale: Tensor) -> Gradient:
         """How to make gradients of tiles, each vector's losses multiplied by these: ``(n,)``."""
@@ -134,9 +136,9 @@ class Gradient:
 
     def write(self, tile: Tensor, start: int) -> None:
         """Turn a tile of scores into their gradient, in place."""
-        weight = self.sums._class_weights(start, tile.shape[0])
+        weight = self.sums.class_weights(start, tile.shape[0])
         probabilities(tile, self.lse, self.probability, self.smooth, weight)
-        rows, columns = self.sums._targets(start)
+        rows, columns = self.sums.targets(start)
         tile[rows, columns] -= self.at_target[columns]
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.checks import require_int, require_number
+from tensorbed.dispatch import is_autocast
 
 
 def check_targets(target: Tensor, classes: int, ignore_index: int | None) -> None:
@@ -85,8 +86,8 @@ def require_between(value: object, name: str, low: float, high: float | None) ->
     require_number(value, name, low=low, **({} if high is None else {"high": high}))
 
 
-def check_class_weight(weight: Tensor | None, classes: int, name: str) -> None:
-    """A weight for each class."""
+def check_per_class(weight: Tensor | None, classes: int, name: str) -> None:
+    """A number for each class."""
     if weight is None:
         return
     if not isinstance(weight, Tensor) or not weight.is_floating_point():
@@ -96,10 +97,16 @@ def check_class_weight(weight: Tensor | None, classes: int, name: str) -> None:
         raise ValueError(f"{name} has shape {tuple(weight.shape)}; one for each of {classes} classes is needed.")
 
 
+def check_class_weight(weight: Tensor | None, classes: int, name: str) -> None:
+    """A constant for each class."""
+    check_per_class(weight, classes, name)
+    if weight is not None and weight.requires_grad and torch.is_grad_enabled():
+        raise ValueError(f"{name} requires a gradient, which the loss does not have for it; give {name}.detach().")
+
+
 def check_dtypes(h: Tensor, tensors: tuple[Tensor, ...]) -> None:
     """As a product of matrices asks: one dtype, unless autocast is on."""
-    device = h.device.type
-    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+    if is_autocast(h):
         return
     for tensor in tensors:
         if tensor.is_floating_point() and tensor.dtype != h.dtype:

@@ -40,13 +40,10 @@ class _Group:
 
 def forward(scorer: Scorer, x: Tensor, target: Tensor, terms: Terms) -> Outcome:  # (n, cols), (n,)
     """Every tile once, none kept."""
-    outcome = _empty(x)
-    buffer = x.new_empty(scorer.schedule.height * scorer.schedule.group)
+    outcome, buffer = _empty(x), scorer.buffer(x)
     for at in scorer.schedule.groups():
         group = _group(scorer, x, target, terms, at, grad=False)
-        for start, stop, part in scorer.parts():
-            tile = _tile(buffer, stop - start, group)
-            scorer.write(part, start, group.vectors, tile, scorer.scratch(part, group.vectors.count))
+        for start, _, tile, _ in scorer.tiles(group.vectors, buffer):
             group.sums.absorb(tile, start)
         _settle(group, outcome)
     return outcome
@@ -61,14 +58,11 @@ def backward(
         - scales: ``(n,)`` each, what the loss and the z-loss of each vector are multiplied by
     """
     x_grad = torch.empty_like(x) if grad else None
-    buffer = x.new_empty(scorer.schedule.height * scorer.schedule.group)
+    buffer = scorer.buffer(x)
     for at in scorer.schedule.groups():
         group = _group(scorer, x, target, terms, at, grad=grad)
         group.gradient = group.sums.gradient_of(lse[at], scales[0][at], scales[1][at])
-        for start, stop, part in scorer.parts():
-            tile = _tile(buffer, stop - start, group)
-            tape = scorer.scratch(part, group.vectors.count)
-            scorer.write(part, start, group.vectors, tile, tape)
+        for start, part, tile, tape in scorer.tiles(group.vectors, buffer):
             _go_back(scorer, part, start, group, tile, tape)
         if x_grad is not None:
             x_grad[at] = scorer.projection.gradient_of(group.vectors)
