@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,6 +83,28 @@ def _check_op(index: Tensor, rows: int, owner: str = "") -> Tensor:
 @_check_op.register_fake
 def _(index: Tensor, rows: int, owner: str = "") -> Tensor:
     return torch.empty_like(index, dtype=torch.int64)
+
+
+def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
+    """A backward pass without one of its own, which says so when it is differentiated.
+
+    ``torch.autograd.function.once_differentiable`` does where the incoming gradient requires one; a loss's does not,
+    and its second derivative would be left out without a word.
+    """
+
+    @wraps(backward)
+    def wrapped(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        with torch.no_grad():
+            made = backward(ctx, *grads)
+        if not torch.is_grad_enabled():
+            return made
+        said = 'no second derivative is computed this way; use impl="reference" for create_graph=True.'
+        tensors = [one.detach().requires_grad_() for one in made if isinstance(one, Tensor)]
+        marked = torch._C._functions.DelayedError(said.encode(), len(tensors))(*tensors)
+        rest = iter(marked if isinstance(marked, tuple) else (marked,))
+        return tuple(next(rest) if isinstance(one, Tensor) else one for one in made)
+
+    return wrapped
 
 
 @contextmanager

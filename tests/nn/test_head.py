@@ -12,6 +12,7 @@ from tensorbed.testing import assert_near
 from tensorbed.vocabulary.schedule import GROUPS, ONCE, TWICE, Task, choose, considered
 
 SHAPE = ((4, 5, 6), (2, 3, 4))
+LEARNT = torch.ones(101, requires_grad=True)
 
 
 @pytest.fixture
@@ -203,11 +204,29 @@ def test_scores_beyond_the_range_of_exp(head, batch):
         (lambda h, x, y: h.loss(x, y, class_weight=torch.ones(3)), ValueError, r"class_weight has shape \(3,\)"),
         (lambda h, x, y: h.loss(x, y, class_weight=[1.0]), TypeError, "class_weight must be a tensor"),
         (lambda h, x, y: h.loss(x, y, ignore_index=1.5), TypeError, "ignore_index must be an int"),
+        (lambda h, x, y: h.loss(x, y, ignore_index=10**30), ValueError, "does not fit"),
+        (lambda h, x, y: h.loss(x, y, label_smoothing=-0.1), ValueError, "of at least 0 and at most 1"),
+        (lambda h, x, y: h.loss(x, y, label_smoothing=True), TypeError, "label_smoothing must be a number"),
+        (
+            lambda h, x, y: h.loss(x, y, class_weight=torch.ones(101, requires_grad=True)),
+            ValueError,
+            "give class_weight",
+        ),
+        (lambda h, x, y: h.loss(x, y.to("meta")), ValueError, "target is on meta"),
+        (lambda h, x, y: h.loss(x.to("meta"), y.to("meta")), ValueError, "vectors are on meta and the table is on cpu"),
         (lambda h, x, y: h.loss(x, y, smoothing=0.1), TypeError, "smoothing"),
+        (lambda h, x, y: h(x, label_smoothing=0.1), TypeError, "unexpected label_smoothing"),
+        (lambda h, x, y: h(x, task="guess"), TypeError, "unexpected task='guess'"),
         (lambda h, x, y: h.topk(x, 1.5), TypeError, "k must be an int"),
         (lambda h, x, y: h.sample(x, temperature=-1), ValueError, "temperature=-1"),
         (lambda h, x, y: h.sample(x, top_k=0), ValueError, "top_k=0"),
         (lambda h, x, y: h.explain(-1), ValueError, "vectors=-1"),
+        (lambda h, x, y: h.explain(torch.zeros(3, 7)), ValueError, "last size must be 24"),
+        (lambda h, x, y: tb.linear_cross_entropy(x, h.structure, y, params={}), ValueError, "core_0 is missing"),
+        (lambda h, x, y: tb.linear_cross_entropy(x, h.structure, y, params=[x]), TypeError, "give params= with core_0"),
+        (lambda h, x, y: tb.linear_cross_entropy(x, h, y, linear_bias=torch.ones(101).double()), ValueError, "float64"),
+        (lambda h, x, y: tb.Head(5, 5, tb.Dense(), "no"), TypeError, "bias says whether"),
+        (lambda h, x, y: tb.TTHead.tied_to(tb.LowRankEmbedding(5, 5)), TypeError, "use tb.Head.tied_to"),
         (lambda h, x, y: tb.linear_cross_entropy(x, h.structure, y), TypeError, "give params= with core_0"),
         (lambda h, x, y: tb.linear_cross_entropy(x, h, y, params={}), TypeError, "has its own tensors"),
         (lambda h, x, y: tb.linear_cross_entropy(x, nn.Linear(2, 2), y), TypeError, "expected a layer of tensorbed"),
@@ -227,6 +246,106 @@ def test_refusals(head, batch, use, error, match):
     with pytest.raises(error, match=match):
         use(head, h, target)
     assert all(torch.equal(before[name], p) for name, p in head.named_parameters())
+
+
+@pytest.mark.parametrize("size", [19, 21, 1])
+def test_a_bias_of_another_length_is_refused_everywhere(size):
+    head = tb.Head(8, 20, tb.Dense(), memory_budget=75)
+    head.bias = nn.Parameter(torch.ones(size))
+    h = torch.ones(2, 8)
+    for use in (head, lambda x: head.topk(x, 2), head.sample, lambda x: head.loss(x, torch.zeros(2).long())):
+        with pytest.raises(ValueError, match=f"bias has shape .{size},.; one for each of 20 classes"):
+            use(h)
+
+
+@pytest.mark.parametrize("wrong", [0, -1])
+def test_a_budget_set_later_is_checked_too(head, batch, wrong):
+    head.memory_budget = wrong
+    for use in (head, lambda x: head.topk(x, 2), head.sample):
+        with pytest.raises(ValueError, match=f"memory_budget={wrong}"):
+            use(batch[0])
+
+
+def test_ignored_vectors_are_not_scored(head, batch):
+    """Whatever they hold, nothing of it reaches the cores."""
+    h, target = batch
+    target[0] = -100
+    with torch.no_grad():
+        h[0] = torch.nan
+    for reduction in ("mean", "none"):
+        loss = head.loss(h, target, reduction=reduction)
+        grads = torch.autograd.grad(loss.sum(), [h, *head.parameters()])
+        assert all(torch.isfinite(g).all() for g in grads)
+        assert torch.count_nonzero(grads[0][0]) == 0
+    assert torch.count_nonzero(loss[0]) == 0
+
+
+def test_a_loss_that_is_kept_holds_no_gradients(head, batch):
+    h, target = batch
+    loss = head.loss(h, target)
+    loss.backward()
+    with pytest.raises(RuntimeError, match="after they have already been freed"):
+        loss.grad_fn.saved_tensors  # noqa: B018
+
+
+def test_huge_scores_without_a_z_loss(head, batch):
+    h, target = batch
+    made = head.loss(h.detach() * 1e20, target)
+    assert_near(
+        made, F.cross_entropy(F.linear(h.detach() * 1e20, head.weight, head.bias).flatten(0, 1), target.flatten())
+    )
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-40, 5e-324])
+def test_the_coldest_sample_is_the_best_class(head, batch, temperature):
+    h = batch[0].detach()
+    assert torch.equal(head.sample(h, temperature=temperature), head.topk(h, 1).indices[..., 0])
+
+
+def test_gradients_of_a_compiled_half_precision_loss_are_scaled_before_they_are_rounded():
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    head = tb.TTHead(64, 500, 8, std=0.006)
+    h, target = torch.randn(8192, 64), torch.randint(0, 500, (8192,))
+
+    def loss(x):
+        with torch.autocast("cpu", torch.float16):
+            return head.loss(x, target)
+
+    found = []
+    for call in (loss, torch.compile(loss, backend="aot_eager", fullgraph=True)):
+        x = h.half().requires_grad_()
+        (call(x) * 65536.0).backward()
+        found.append(x.grad)
+    assert_near(found[1], found[0])
+
+
+def test_samples_in_graphs_and_transforms(head, batch):
+    h = batch[0].detach()
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: head.sample(x, top_k=1), fullgraph=True, backend="aot_eager")
+    best = head.topk(h, 1).indices[..., 0]
+    assert torch.equal(compiled(h), best)
+    drawn = torch.func.vmap(lambda x: head.sample(x, top_k=1), randomness="different")(h)
+    assert torch.equal(drawn, best)
+
+
+def test_log_probabilities_of_no_class_raise_under_transforms_too(head, batch):
+    h, target = batch
+    target[0, 0] = -100
+    with pytest.raises(IndexError):
+        torch.func.grad(lambda x: head.log_prob(x, target).sum())(h)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("impl", ["auto", "reference"])
+def test_autocast_gives_what_a_linear_layer_gives(dtype, impl):
+    head = tb.TTHead(24, 101, 3, shape=SHAPE, bias=True, dtype=dtype, impl=impl)
+    h = torch.randn(5, 24, dtype=dtype)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected, made = F.linear(h, head.weight, head.bias), head(h)
+        compiled = torch.compile(head, backend="aot_eager", fullgraph=True)(h)
+    assert made.dtype == compiled.dtype == expected.dtype
 
 
 def test_a_dense_state_is_refused_by_name(head):

@@ -611,3 +611,24 @@ def test_ratios_of_the_paper_s_language_models_with_one_low_rank_table(rank, pub
     """The same table's low-rank rows are counted tied; the one printed as rank 64 is rank 48."""
     ends = tb.embedding_and_head(267735, 512, tb.LowRank(rank=rank), tied=True, device="meta")
     assert ends.ratio == pytest.approx(published, rel=0.01)
+
+
+def test_a_head_converted_by_itself_takes_its_table_along():
+    embedding, head = tb.embedding_and_head(20, 8, tb.TensorTrain(rank=2), tied=True, padding_idx=3)
+    head.double()
+    assert {t.dtype for t in (*embedding.parameters(), *embedding.buffers())} == {torch.float64}
+    assert torch.equal(embedding.weight, head.weight)
+    head.to("meta")
+    assert all(t.is_meta for t in (*embedding.parameters(), *embedding.buffers()))
+    assert all(a is b for a, b in zip(embedding.parameters(), head.parameters(), strict=True))
+
+
+def test_a_file_with_the_heads_names_alone_loads_both():
+    source = tb.embedding_and_head(20, 8, tb.TensorTrain(rank=2), tied=True)
+    state = {f"head.{name}": tensor for name, tensor in source.head.state_dict().items()}
+    for assign in (False, True):
+        embedding, head = tb.embedding_and_head(20, 8, tb.TensorTrain(rank=2), tied=True)
+        model = nn.ModuleDict({"embedding": embedding, "head": head})
+        model.load_state_dict(state, strict=False, assign=assign)
+        assert torch.equal(embedding.weight, source.embedding.weight)
+        assert all(a is b for a, b in zip(embedding.parameters(), head.parameters(), strict=True))

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tensorbed import native
 from tensorbed.contraction.chain import Chain, Cores
 from tensorbed.contraction.plan import Prefixes
+from tensorbed.dispatch import differentiable_once
 
 if TYPE_CHECKING:
     from tensorbed import _native
@@ -200,7 +200,7 @@ class _Compute(torch.autograd.Function):
         return ctx.call.forward(tensors, keep=True)  # type: ignore[no-any-return]
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         call, tensors = ctx.call, ctx.saved_tensors
         weights = any(ctx.needs_input_grad[1 + call.cores :])

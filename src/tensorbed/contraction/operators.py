@@ -12,12 +12,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from tensorbed.contraction.chain import Chain, Cores, take
 from tensorbed.contraction.compiled import Table, compute, takes
 from tensorbed.contraction.executors import EXECUTORS, choose
-from tensorbed.dispatch import full_precision, is_recorded, is_traced, is_transformed
+from tensorbed.dispatch import differentiable_once, full_precision, is_recorded, is_traced, is_transformed
 
 IMPLS = ("auto", "reference", *EXECUTORS)
 
@@ -70,7 +69,7 @@ class _ChainRows(torch.autograd.Function):
         ctx.save_for_backward(*inputs[3:])
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
         return None, None, None, *ctx.work.gradients(ctx.saved_tensors, grad)
 

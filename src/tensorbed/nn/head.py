@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self, Unpack
 from weakref import WeakSet
@@ -72,6 +73,8 @@ class Head(StructuredTable):
     ) -> None:
         check_budget(memory_budget)
         check_impl(impl)
+        if not isinstance(bias, bool):
+            raise TypeError(f"bias says whether there is one, True or False, got {type(bias).__name__}.")
         in_features = require_positive(in_features, "in_features")
         num_classes = require_positive(num_classes, "num_classes")
         super().__init__(num_classes, in_features, format, std=std, device=device, dtype=dtype)
@@ -176,6 +179,20 @@ class Head(StructuredTable):
                     self.register_buffer(spec.name, getattr(table, spec.name))
             self.register_buffer("padding_row", table.padding_row)
 
+    def _pass_on(self, before: Mapping[str, Tensor | None]) -> None:
+        """A head may be converted or loaded by itself, or before its table: the tensors are the table's all along."""
+        for table in self._tied:
+            for spec in self.structure.tensors():
+                held: dict[str, Any] = table._parameters if spec.trainable else table._buffers
+                self._replace(held, spec.name, before)
+            self._replace(table._buffers, "padding_row", before)
+            for follower in table._followers or ():
+                follower._tie()
+
+    def _replace(self, held: dict[str, Any], name: str, before: Mapping[str, Tensor | None]) -> None:
+        if held.get(name) is before[name]:
+            held[name] = getattr(self, name)
+
     def _save_to_state_dict(self, *args: Any) -> None:
         self._tie()
         super()._save_to_state_dict(*args)
@@ -210,9 +227,8 @@ class Head(StructuredTable):
         if task == "loss" or (not task and target is not None):
             return self._loss(vocabulary, h, target, **options)
         if task or options:
-            raise TypeError(
-                f"head(h) takes no {', '.join([task, *options]).strip(', ')}; use head.loss(h, target, ...)."
-            )
+            names = ", ".join([*([f"task={task!r}"] if task else []), *options])
+            raise TypeError(f"unexpected {names}: head(h) gives logits; for a loss use head.loss(h, target, ...).")
         return logits_of(vocabulary, h, self.memory_budget, self.impl)
 
     def _loss(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self, TypedDict, Unpack
 from weakref import WeakSet
 
@@ -248,15 +249,24 @@ class StructuredTable(nn.Module):
     def _tie(self) -> None:
         """Take the tensors of the table this one follows, if any."""
 
-    def _lead(self) -> None:
-        for follower in self._followers or ():
-            follower._tie()
+    def _pass_on(self, before: Mapping[str, Tensor | None]) -> None:
+        """Give the table that this one follows, if any, what has just taken the place of its tensors."""
+
+    def _own(self) -> dict[str, Tensor | None]:
+        return {**self._parameters, **self._buffers}
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        before = self._own()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._tie()
-        self._lead()
+        self._settle(before)
         return self
+
+    def _settle(self, before: Mapping[str, Tensor | None]) -> None:
+        """After tensors were replaced: all that share them have the new ones."""
+        self._pass_on(before)
+        self._tie()
+        for follower in self._followers or ():
+            follower._tie()
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the table alone has no followers; those copied along enter themselves again.
@@ -273,9 +283,9 @@ class StructuredTable(nn.Module):
                 f"{self.structure.kind} of it. Fit one with {type(self).__name__}.from_pretrained(table, ...)."
             )
             return
+        before = self._own()
         super()._load_from_state_dict(state_dict, prefix, *args)
-        self._tie()  # tensors may have been assigned and not copied into
-        self._lead()
+        self._settle(before)  # tensors may have been assigned and not copied into
 
 
 def wrapped_padding_idx(padding_idx: int | None, rows: int) -> int | None:

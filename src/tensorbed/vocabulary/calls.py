@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +19,15 @@ from tensorbed.vocabulary.loss import Asked, Options, cross_entropy, working_dty
 from tensorbed.vocabulary.schedule import Task
 from tensorbed.vocabulary.scorer import Vocabulary
 from tensorbed.vocabulary.targets import (
+    check_budget,
     check_class_weight,
-    check_dtypes,
     check_hidden,
+    check_ignore_index,
     check_per_class,
     check_target_shape,
     check_targets,
     check_terms,
+    check_together,
     checked_targets,
     require_between,
 )
@@ -83,7 +86,7 @@ def linear_cross_entropy(
 def vocabulary_of(table: Structure | torch.nn.Module, params: Params | None, bias: Tensor | None) -> Vocabulary:
     """What is scored against, from any of the forms it may be given in."""
     if isinstance(table, Structure):
-        if params is None:
+        if not isinstance(params, Mapping):
             names = ", ".join(spec.name for spec in table.tensors())
             raise TypeError(f"a {table.kind} structure holds no numbers: give params= with {names} (layer.params()).")
         check_params(table, params)
@@ -109,18 +112,23 @@ def loss_of(
 ) -> Tensor:
     """The loss for vectors and targets of any shape."""
     structure = vocabulary.structure
-    check_hidden(h, structure.cols)
+    _check(vocabulary, h, options.memory_budget)
     check_target_shape(target, h)
     check_terms(options.reduction, options.label_smoothing, options.z_loss, options.softcap, options.memory_budget)
-    if options.ignore_index is not None:
-        require_int(options.ignore_index, "ignore_index")
+    check_ignore_index(options.ignore_index)
     check_class_weight(class_weight, structure.rows, weight_name)
-    check_per_class(vocabulary.bias, structure.rows, "bias")
-    check_dtypes(h, vocabulary.floats)
     check_impl(impl)
     asked = Asked(vocabulary, h.reshape(-1, structure.cols), target.reshape(-1).long(), class_weight, options)
     loss = _by_any_means(asked, impl).to(_shown_dtype(h))
     return loss.reshape(target.shape) if options.reduction == "none" else loss
+
+
+def _check(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None) -> None:
+    """What all calls refuse."""
+    check_hidden(h, vocabulary.structure.cols)
+    check_per_class(vocabulary.bias, vocabulary.structure.rows, "bias")
+    check_together(h, vocabulary.floats)
+    check_budget(memory_budget)
 
 
 def check_impl(impl: str) -> None:
@@ -137,7 +145,7 @@ def _by_any_means(asked: Asked, impl: str) -> Tensor:
     if is_traced(asked.x) and not plain:
         checked = checked_targets(asked.target, asked.structure.rows, asked.options.ignore_index)
         return reference.cross_entropy(replace(asked, target=checked))
-    if not asked.target.is_meta and not is_transformed() and not is_traced(asked.target):
+    if not asked.target.is_meta and not plain and not is_traced(asked.target):
         check_targets(asked.target, asked.structure.rows, asked.options.ignore_index)
     if impl == "reference" or plain:
         return reference.cross_entropy(asked)
@@ -179,10 +187,9 @@ def _shown_dtype(h: Tensor) -> torch.dtype:
 def logits_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, impl: str = "auto") -> Tensor:
     """``h @ table.T + bias``: ``(*, cols) -> (*, rows)``."""
     structure = vocabulary.structure
-    check_hidden(h, structure.cols)
-    check_dtypes(h, vocabulary.floats)
+    _check(vocabulary, h, memory_budget)
     check_impl(impl)
-    if is_autocast(h):
+    if is_autocast(h) and torch.float64 not in (h.dtype, *(t.dtype for t in vocabulary.tensors)):
         h = h.to(torch.get_autocast_dtype(h.device.type))
     if impl == "reference" or _is_plain_only(h):
         return reference.logits(vocabulary, h)
@@ -199,8 +206,7 @@ def logits_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, impl
 def topk_of(vocabulary: Vocabulary, h: Tensor, k: int, memory_budget: int | None) -> TopK:
     """The ``k`` largest scores: ``(*, cols) -> (*, k)`` twice."""
     structure = vocabulary.structure
-    check_hidden(h, structure.cols)
-    check_dtypes(h, vocabulary.floats)
+    _check(vocabulary, h, memory_budget)
     if not 1 <= require_int(k, "k") <= structure.rows:
         raise ValueError(f"k={k}: there are {structure.rows} classes to choose from (1 to {structure.rows}).")
     x = h.reshape(-1, structure.cols)
@@ -213,9 +219,8 @@ def topk_of(vocabulary: Vocabulary, h: Tensor, k: int, memory_budget: int | None
 def sample_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, **options: Any) -> Tensor:
     """One class for each vector: ``(*, cols) -> (*)``."""
     structure = vocabulary.structure
-    check_hidden(h, structure.cols)
-    check_dtypes(h, vocabulary.floats)
-    require_between(options["temperature"], "temperature", 0, None)
+    _check(vocabulary, h, memory_budget)
+    require_between(options["temperature"], "temperature", 0)
     top_k = options["top_k"]
     if top_k is not None and not 1 <= require_int(top_k, "top_k") <= structure.rows:
         raise ValueError(f"top_k={top_k}: there are {structure.rows} classes to choose from (1 to {structure.rows}).")

@@ -12,6 +12,7 @@ from tensorbed.checks import require_int
 from tensorbed.structures.explanation import aligned, fewer
 from tensorbed.vocabulary.schedule import Schedule, Task, choose, considered
 from tensorbed.vocabulary.scorer import Vocabulary
+from tensorbed.vocabulary.targets import check_hidden
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,7 @@ def explain(
     """What the loss, or without training scores and choices, would do for so many vectors, or for these."""
     structure = vocabulary.structure
     if isinstance(vectors, Tensor):
+        check_hidden(vectors, structure.cols)
         vectors = vectors.numel() // structure.cols
     elif require_int(vectors, "vectors") < 0:
         raise ValueError(f"vectors={vectors}: a number of hidden vectors, or the vectors themselves.")

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorbed.dispatch import full_precision
-from tensorbed.vocabulary.loss import in_dtypes, refuse_second_derivatives, working_dtype
+from tensorbed.dispatch import differentiable_once, full_precision
+from tensorbed.vocabulary.loss import in_dtypes, working_dtype
 from tensorbed.vocabulary.schedule import Schedule, Task, choose
 from tensorbed.vocabulary.scorer import Scorer, Vocabulary
 
@@ -80,8 +80,8 @@ class _Logits(torch.autograd.Function):
         return scored(vocabulary, x, memory_budget, trains=True)
 
     @staticmethod
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives("a head")
         padding_row, x, bias, *tensors = ctx.saved_tensors
         vocabulary = Vocabulary(ctx.structure, tuple(tensors), bias, ctx.padding_idx, padding_row)
         made = differentiated(vocabulary, x, ctx.memory_budget, grad)

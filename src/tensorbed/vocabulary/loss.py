@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorbed.dispatch import full_precision
+from tensorbed.dispatch import differentiable_once, full_precision
 from tensorbed.structures import Structure
 from tensorbed.vocabulary import walks
 from tensorbed.vocabulary.schedule import GROUPS, Schedule, Task, choose
@@ -90,7 +90,18 @@ def working_dtype(*tensors: Tensor) -> torch.dtype:
 
 
 def cross_entropy(asked: Asked) -> Tensor:
-    """The loss, differentiable in the vectors, the bias and the tensors."""
+    """The loss, differentiable in the vectors, the bias and the tensors. Ignored vectors are not even scored."""
+    counted = asked.options.terms(asked.structure.rows, None).counted(asked.target)
+    if bool(counted.all()):
+        return _of_counted(asked)
+    kept = counted.nonzero()[:, 0]
+    loss = _of_counted(replace(asked, x=asked.x.index_select(0, kept), target=asked.target.index_select(0, kept)))
+    if asked.options.reduction != "none":
+        return loss
+    return loss.new_zeros(counted.shape).index_copy(0, kept, loss)
+
+
+def _of_counted(asked: Asked) -> Tensor:
     vocabulary = asked.vocabulary
     if torch.is_grad_enabled() and asked.trains:
         inputs = (asked.x, vocabulary.bias, *vocabulary.tensors)
@@ -161,8 +172,8 @@ class _Loss(torch.autograd.Function):
         return made.loss
 
     @staticmethod
+    @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        refuse_second_derivatives("the loss")
         if ctx.at_once:
             made = [None if one is None else one * grad for one in ctx.saved_tensors]
         else:
@@ -170,12 +181,6 @@ class _Loss(torch.autograd.Function):
             vocabulary = Vocabulary(ctx.structure, tuple(tensors), bias, ctx.padding_idx, padding_row)
             made = differentiate(Asked(vocabulary, x, target, class_weight, ctx.options), lse, grad)
         return None, *in_dtypes(made, ctx.dtypes)
-
-
-def refuse_second_derivatives(what: str) -> None:
-    """Without a word autograd would leave out what it cannot see."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(f'{what} has no second derivative computed so; use impl="reference" for create_graph=True.')
 
 
 def in_dtypes(grads: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None]) -> list[Tensor | None]:

@@ -21,7 +21,7 @@ def logits(vocabulary: Vocabulary, x: Tensor) -> Tensor:  # (*, cols) -> (*, row
         at = torch.tensor([vocabulary.padding_idx], device=scores.device)
         padding = vocabulary.padding_row.to(dtype=x.dtype, device=x.device)
         scores = scores.index_copy(-1, at, (x @ padding)[..., None].to(scores.dtype))
-    return scores if vocabulary.bias is None else scores + vocabulary.bias
+    return scores if vocabulary.bias is None else scores + vocabulary.bias.to(scores.dtype)
 
 
 def cross_entropy(asked: Asked) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -53,6 +55,8 @@ def check_target_shape(target: Tensor, h: Tensor) -> None:
         )
     if target.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"target must be int32 or int64, got {str(target.dtype)[6:]}; convert it with .long().")
+    if target.device != h.device:
+        raise ValueError(f"target is on {target.device} and the hidden vectors are on {h.device}; move one.")
     if target.shape != h.shape[:-1]:
         raise ValueError(
             f"target has shape {tuple(target.shape)}; hidden vectors of shape {tuple(h.shape)} need one class each, "
@@ -67,10 +71,19 @@ def check_terms(
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'reduction={reduction!r}: choose one of "mean", "sum", "none".')
     require_between(label_smoothing, "label_smoothing", 0, 1)
-    require_between(z_loss, "z_loss", 0, None)
+    require_between(z_loss, "z_loss", 0)
     if softcap is not None:
         require_number(softcap, "softcap", low=0)
     check_budget(memory_budget)
+
+
+def check_ignore_index(ignore_index: int | None) -> None:
+    """A number that a target may have, or none."""
+    # What torch.compile takes for a symbol is an int already.
+    if ignore_index is None or torch.compiler.is_compiling():
+        return
+    if not -(2**63) <= require_int(ignore_index, "ignore_index") < 2**63:
+        raise ValueError(f"ignore_index={ignore_index}: targets are int64, which it does not fit into.")
 
 
 def check_budget(memory_budget: int | None) -> None:
@@ -79,11 +92,13 @@ def check_budget(memory_budget: int | None) -> None:
         raise ValueError(f"memory_budget={memory_budget}: a number of bytes, at least 1; leave None for the default.")
 
 
-def require_between(value: object, name: str, low: float, high: float | None) -> None:
+def require_between(value: object, name: str, low: float, high: float = math.inf) -> None:
     """A finite number in ``[low, high]``, or an error that shows it."""
-    if value == low or (high is not None and value == high):
-        return
-    require_number(value, name, low=low, **({} if high is None else {"high": high}))
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__}).")
+    if not (low <= value <= high and value < math.inf):
+        bound = f"at least {low:g}" + ("" if high == math.inf else f" and at most {high:g}")
+        raise ValueError(f"{name}={value}: must be a finite number of {bound}.")
 
 
 def check_per_class(weight: Tensor | None, classes: int, name: str) -> None:
@@ -104,12 +119,12 @@ def check_class_weight(weight: Tensor | None, classes: int, name: str) -> None:
         raise ValueError(f"{name} requires a gradient, which the loss does not have for it; give {name}.detach().")
 
 
-def check_dtypes(h: Tensor, tensors: tuple[Tensor, ...]) -> None:
-    """As a product of matrices asks: one dtype, unless autocast is on."""
-    if is_autocast(h):
-        return
+def check_together(h: Tensor, tensors: tuple[Tensor, ...]) -> None:
+    """As a product of matrices asks: one device and, unless autocast is on, one dtype."""
     for tensor in tensors:
-        if tensor.is_floating_point() and tensor.dtype != h.dtype:
+        if tensor.device != h.device:
+            raise ValueError(f"the hidden vectors are on {h.device} and the table is on {tensor.device}; move one.")
+        if tensor.is_floating_point() and tensor.dtype != h.dtype and not is_autocast(h):
             raise ValueError(
                 f"the hidden vectors are {str(h.dtype)[6:]} and the table is {str(tensor.dtype)[6:]}; convert one with "
                 ".to(...), or compute under torch.autocast."
