@@ -109,22 +109,33 @@ def _heads(found: HeadResult) -> Figure:
     steps = {name: found.times[name].step.median / 1e3 if name in found.times else None for name in HEAD_COLOURS}
     memory = {name: found.memory[name].bytes / 1e6 if name in found.memory else None for name in HEAD_COLOURS}
     left, right = figure.subplots(1, 2, sharey=True)
-    _panel(left, "training step: loss, gradients, Adam", steps, HEAD_COLOURS, "seconds")
-    _panel(right, "peak memory of loss and gradients, beyond the parameters", memory, HEAD_COLOURS, "MB")
+    _panel(left, "training step: loss, gradients, Adam", steps, HEAD_COLOURS, "seconds", log=False)
+    _panel(right, "peak memory of loss and gradients, beyond the parameters", memory, HEAD_COLOURS, "MB", log=False)
     return figure
 
 
-def _panel(axes: Any, title: str, values: Mapping[str, float | None], colours: Mapping[str, str], unit: str) -> None:
-    """A bar for each name on a log scale."""
+def _panel(
+    axes: Any,
+    title: str,
+    values: Mapping[str, float | None],
+    colours: Mapping[str, str],
+    unit: str,
+    *,
+    log: bool = True,
+) -> None:
+    """A bar for each name, on a log scale where values differ by orders of magnitude."""
     known = [value for value in values.values() if value]
-    least = min(known, default=1.0) / 2
-    axes.set_xscale("log")
-    axes.set_xlim(least, max(known, default=1.0) * 5)  # room for the numbers
+    least = min(known, default=1.0) / 2 if log else 0.0
+    axes.set_xscale("log" if log else "linear")
+    axes.set_xlim(least, max(known, default=1.0) * (5 if log else 1.15))  # room for the numbers
     for place, (name, value) in enumerate(values.items()):
         if value:
             axes.barh(place, value - least, left=least, color=colours[name], height=0.75)
         shown = short(value) if value else "not run"
-        axes.text((value or least) * 1.06, place, shown, va="center", fontsize=8, color="#333" if value else "#999")
+        colour = "#333" if value else "#999"
+        axes.annotate(
+            shown, (value or least, place), (4, 0), textcoords="offset points", va="center", fontsize=8, color=colour
+        )
     axes.set_yticks(range(len(values)), list(values))
     axes.set_ylim(len(values) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
