@@ -1,6 +1,6 @@
 """Samples of every registered structure for the conformance suite."""
 
-from tensorbed import Dense, LowRank, TensorRing, TensorTrain
+from tensorbed import Dense, LowRank, ProductQuantized, QuantizedRows, TensorRing, TensorTrain
 from tensorbed.testing import Sample
 
 SAMPLES = {
@@ -10,6 +10,18 @@ SAMPLES = {
         Sample(LowRank(rank=1), 997, 96),
         Sample(LowRank(rank=2), 50, 13),
         Sample(LowRank(rank=9), 31, 7),  # more rank than the table can use
+    ],
+    "quantized_rows": [
+        Sample(QuantizedRows(), 997, 64),
+        Sample(QuantizedRows(bits=4), 1999, 48),
+        Sample(QuantizedRows(bits=4, group=5), 60, 13),  # an odd number of columns, groups that do not divide it
+        Sample(QuantizedRows(bits=8, group=4), 31, 6),
+    ],
+    "product_quantized": [
+        Sample(ProductQuantized(parts=8), 1999, 48),
+        Sample(ProductQuantized(), 500, 13),  # a prime dimension: one part
+        Sample(ProductQuantized(ratio=2), 700, 12),
+        Sample(ProductQuantized(parts=6, rotate=True), 97, 12),  # fewer rows than a byte can name
     ],
     "tensor_train": [
         Sample(TensorTrain(rank=3), 1999, 48),  # padded vocabulary

@@ -21,6 +21,8 @@ from tensorbed.nn import (
 from tensorbed.shapes import suggest_shape
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.low_rank import LowRank
+from tensorbed.structures.product_quantized import ProductQuantized
+from tensorbed.structures.quantized_rows import QuantizedRows
 from tensorbed.structures.tensor_ring import TensorRing
 from tensorbed.structures.tensor_train import TensorTrain
 from tensorbed.vocabulary.calls import linear_cross_entropy
@@ -35,6 +37,8 @@ __all__ = [
     "LowRankEmbedding",
     "LowRankEmbeddingBag",
     "LowRankHead",
+    "ProductQuantized",
+    "QuantizedRows",
     "TREmbedding",
     "TREmbeddingBag",
     "TRHead",

@@ -72,6 +72,9 @@ class Projection(ABC):
         data = x.T.contiguous()
         return Vectors(data, torch.zeros_like(data) if grad else None)
 
+    def done(self, vectors: Vectors) -> None:  # noqa: B027
+        """Called when all parts have added the gradients of these vectors, before :meth:`gradient_of`."""
+
     def gradient_of(self, vectors: Vectors) -> Tensor:  # -> (n, cols)
         """What has been added up for these vectors."""
         assert vectors.grad is not None

@@ -12,7 +12,7 @@ from torch import Tensor
 
 import tensorbed as tb
 from tensorbed.nn import Head
-from tensorbed.structures import Format
+from tensorbed.structures import Format, Structure
 from tensorbed.structures.formats import Budget
 from tensorbed.testing.layers import _leaves
 from tensorbed.testing.samples import (
@@ -126,15 +126,15 @@ class HeadLaws(Conformance):
             grad = draw.normal(*expected.shape)
             leaves = [h, *_leaves(head)] if draw.differentiable else [h]
             gradients = torch.autograd.grad(expected, leaves, grad)
-            for schedule in self.schedules(draw, 13, reduction):
+            for schedule in self.schedules(head.structure, 13, reduction):
                 monkeypatch.setattr("tensorbed.vocabulary.loss.choose", lambda *_, s=schedule, **__: s)
                 made = tb.linear_cross_entropy(h, _Unfused(head), target, reduction=reduction)
                 assert_near(made, expected)
                 assert_all_near(torch.autograd.grad(made, leaves, grad), gradients)
 
     @staticmethod
-    def schedules(draw: Draw, tokens: int, reduction: str) -> list[Schedule]:
-        structure, found = draw.structure, []
+    def schedules(structure: Structure, tokens: int, reduction: str) -> list[Schedule]:
+        found = []
         task = Task(structure, tokens, 2**14, trains=True, at_once=reduction != "none")
         for one in considered(task):
             height = min(structure.rows, one.way.step * max(1, structure.rows // (3 * one.way.step) + 1))

@@ -65,6 +65,7 @@ def differentiated(vocabulary: Vocabulary, x: Tensor, memory_budget: int | None,
                 part.refill(vectors, tape)
                 tile = grad[at, start:stop].T.to(wide.dtype, copy=True, memory_format=torch.contiguous_format)
                 scorer.backward(part, start, vectors, tile, tape)
+            scorer.projection.done(vectors)
             if x_grad is not None:
                 x_grad[at] = scorer.projection.gradient_of(vectors)
         return [x_grad, scorer.bias_grad, *scorer.projection.gradients()]

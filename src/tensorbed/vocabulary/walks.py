@@ -64,6 +64,7 @@ def backward(
         group.gradient = group.sums.gradient_of(lse[at], scales[0][at], scales[1][at])
         for start, part, tile, tape in scorer.tiles(group.vectors, buffer):
             _go_back(scorer, part, start, group, tile, tape)
+        scorer.projection.done(group.vectors)
         if x_grad is not None:
             x_grad[at] = scorer.projection.gradient_of(group.vectors)
     return x_grad
@@ -91,8 +92,10 @@ def in_groups(
                 tile = _tile(buffers[start], stop - start, now)
                 scorer.write(part, start, now.vectors, tile, _tape(scorer, part, start, now, tapes))
                 now.sums.absorb(tile, start)
-        if before is not None and outcome.x_grad is not None:
-            outcome.x_grad[before.at] = scorer.projection.gradient_of(before.vectors)
+        if before is not None:
+            scorer.projection.done(before.vectors)
+            if outcome.x_grad is not None:
+                outcome.x_grad[before.at] = scorer.projection.gradient_of(before.vectors)
         if now is not None:
             _settle(now, outcome)
             now.gradient = now.sums.gradient_of(now.lse, scales[0][now.at], scales[1][now.at])

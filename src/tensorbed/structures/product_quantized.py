@@ -1,0 +1,183 @@
+"""Product quantisation: a row is a few entries of small codebooks, one byte each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from tensorbed.checks import require_number, require_positive
+from tensorbed.contraction.projection import Way
+from tensorbed.contraction.tables import LookupTables
+from tensorbed.decompose.clusters import k_means
+from tensorbed.progress import track
+from tensorbed.structures.base import Params, Structure, TensorSpec
+from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError
+from tensorbed.structures.registry import register
+
+_WORDS = 256  # entries of a codebook: what a byte can name
+_GATHER = 32  # multiply-adds that adding one entry is worth
+_ROUNDS = 4  # of rotation and k-means
+
+
+@register("product_quantized")
+@dataclass(frozen=True)
+class ProductQuantizedMatrix(Structure):
+    r"""The columns in ``parts`` of equal width; each part of a row is one of up to 256 entries of that part's codebook.
+
+    .. math:: E[i] = (B^{(1)}[c_{i1}], \dots, B^{(m)}[c_{im}])\, Q
+
+    where the rotation :math:`Q` is left out unless asked for.
+
+    Shape:
+        - codes: ``(rows, parts)`` uint8
+        - codebooks: ``(parts, words, cols / parts)``, trainable
+        - rotation: ``(cols, cols)``, trainable, only if asked for
+    """
+
+    can_initialise = False
+    fits_exactly = False
+
+    parts: int
+    rotated: bool = False
+
+    @property
+    def words(self) -> int:
+        """Entries of a codebook."""
+        return min(_WORDS, self.rows)
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        codes = TensorSpec("codes", (self.rows, self.parts), torch.uint8, trainable=False)
+        books = TensorSpec("codebooks", (self.parts, self.words, self.cols // self.parts))
+        rotation = (TensorSpec("rotation", (self.cols, self.cols)),) if self.rotated else ()
+        return codes, books, *rotation
+
+    def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        return self._made(p, p["codes"].index_select(0, index))
+
+    def full(self, p: Params) -> Tensor:  # -> (rows, cols)
+        return self._made(p, p["codes"])
+
+    def _made(self, p: Params, codes: Tensor) -> Tensor:  # (n, parts) -> (n, cols)
+        # One lookup in all codebooks laid end to end.
+        begin = torch.arange(self.parts, device=codes.device) * self.words
+        flat = p["codebooks"].reshape(self.parts * self.words, -1)
+        rows = flat.index_select(0, (codes.long() + begin).reshape(-1)).reshape(codes.shape[0], self.cols)
+        return rows @ p["rotation"] if self.rotated else rows
+
+    def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
+        """By lookup tables: each codebook times the vectors once, then sums of table entries for each row."""
+        turned = x @ p["rotation"].T if self.rotated else x
+        tables = torch.einsum("...mw,mkw->...mk", turned.unflatten(-1, (self.parts, -1)), p["codebooks"])
+        begin = torch.arange(self.parts, device=x.device) * self.words
+        places = p["codes"][start:stop].long() + begin  # (rows, parts)
+        entries = tables.flatten(-2).index_select(-1, places.reshape(-1))
+        return entries.reshape(*x.shape[:-1], *places.shape).sum(-1)
+
+    @property
+    def row_multiply_adds(self) -> int:
+        return self.cols * self.cols if self.rotated else self.cols
+
+    def ways(self) -> list[Way]:
+        making = self.rows * self.row_multiply_adds
+        tables = replace(
+            self.way_by_rows(making),
+            name="tables",
+            multiply_adds=self.rows * self.parts * _GATHER + self.words * self.row_multiply_adds,
+            making=0,
+            making_numbers=0,
+            by_block=False,
+            kept=self.parts * self.words,
+            open=self._open_tables,
+        )
+        return [self.way_by_rows(making), tables]
+
+    def _open_tables(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> LookupTables:
+        names = [spec.name for spec in self.tensors()]
+        begin = torch.arange(self.parts, device=tensors[0].device) * self.words
+
+        def tables(leaves: Sequence[Tensor], x: Tensor) -> Tensor:  # (cols, n) -> (parts * words, n)
+            p = dict(zip(names, leaves, strict=True))
+            turned = p["rotation"] @ x if self.rotated else x
+            return torch.bmm(p["codebooks"], turned.view(self.parts, -1, x.shape[1])).flatten(0, 1)
+
+        return LookupTables(tensors, dtype, tables, lambda start, stop: tensors[0][start:stop].long() + begin)
+
+    def describe(self) -> str:
+        return f"parts={self.parts} of {self.cols // self.parts}{', rotated' if self.rotated else ''}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProductQuantized(Format):
+    """``tb.ProductQuantized(ratio=8)`` or ``tb.ProductQuantized(parts=96)``, for fitting a trained table.
+
+    Args:
+        parts: bytes of a row; divides ``embedding_dim``. By default every two columns share a byte.
+        ratio: the most parts at which the dense table takes at least this many times the stored bytes.
+        rotate: find a rotation of the columns in which the parts quantise better, ``cols * cols`` more numbers.
+        sweeps: passes of k-means over all rows.
+    """
+
+    parts: int | None = None
+    ratio: float | None = None
+    rotate: bool = False
+    sweeps: int = 20
+
+    def __post_init__(self) -> None:
+        if self.parts is not None and self.ratio is not None:
+            raise ValueError("ProductQuantized: parts and ratio both set the size; give one.")
+        if self.parts is not None:
+            require_positive(self.parts, "parts")
+        if self.ratio is not None:
+            require_number(self.ratio, "ratio", low=0)
+        require_positive(self.sweeps, "sweeps")
+
+    def bind(self, budget: Budget) -> ProductQuantizedMatrix:
+        if self.ratio is not None:
+            return self._largest(budget, self.ratio)
+        parts = self.parts or next(m for m in _divisors(budget.cols)[::-1] if 2 * m <= budget.cols or m == 1)
+        if budget.cols % parts:
+            allowed = ", ".join(map(str, _divisors(budget.cols)))
+            raise ValueError(f"parts={parts} does not divide embedding_dim={budget.cols}; choose one of {allowed}.")
+        return ProductQuantizedMatrix(budget.rows, budget.cols, parts, self.rotate)
+
+    def _largest(self, budget: Budget, ratio: float) -> ProductQuantizedMatrix:
+        found = [ProductQuantizedMatrix(budget.rows, budget.cols, m, self.rotate) for m in _divisors(budget.cols)]
+        fitting = [structure for structure in found if budget.ratio(structure) >= ratio]
+        if not fitting:
+            most = max(budget.ratio(structure) for structure in found)
+            raise OutOfReachError(
+                f"ratio={ratio:g} for ProductQuantized: with one byte a row this table of {budget.rows} x "
+                f"{budget.cols} is {most:.4g} times smaller, the most it can be; ask for at most that."
+            )
+        return fitting[-1]
+
+    def fit(self, table: Tensor, budget: Budget) -> Fit:
+        """K-means on every part; with a rotation, alternating with the best one for the codes (Procrustes)."""
+        structure = self.bind(budget)
+        rotation = torch.eye(budget.cols, dtype=torch.float32, device=table.device) if self.rotate else None
+        codes, books = _quantised(structure, table.float(), self.sweeps, "quantising parts")
+        for round_ in range(_ROUNDS if self.rotate else 0):
+            assert rotation is not None
+            made = structure._made({"codebooks": books, "rotation": torch.eye(budget.cols)}, codes)
+            left, _, right = torch.linalg.svd(made.T @ table.float())
+            rotation = left @ right
+            label = f"quantising parts, rotation {round_ + 1} of {_ROUNDS}"
+            codes, books = _quantised(structure, table.float() @ rotation.T, self.sweeps, label)
+        found = {"codes": codes, "codebooks": books}
+        return Fit(structure, found if rotation is None else {**found, "rotation": rotation})
+
+
+def _divisors(n: int) -> list[int]:
+    return [m for m in range(1, n + 1) if n % m == 0]
+
+
+def _quantised(structure: ProductQuantizedMatrix, table: Tensor, sweeps: int, label: str) -> tuple[Tensor, Tensor]:
+    width = structure.cols // structure.parts
+    found = [
+        k_means(table[:, m * width : (m + 1) * width].contiguous(), structure.words, sweeps)
+        for m in track(range(structure.parts), label)
+    ]
+    return torch.stack([codes for codes, _ in found], 1).to(torch.uint8), torch.stack([book for _, book in found])

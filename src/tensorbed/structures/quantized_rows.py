@@ -1,0 +1,172 @@
+"""Rows of small integers, each with a scale: the honest choice for a trained table that is not trained again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tensorbed.checks import require_int, require_positive
+from tensorbed.progress import track
+from tensorbed.structures.base import Params, Structure, TensorSpec
+from tensorbed.structures.formats import Budget, Fit, Format
+from tensorbed.structures.registry import register
+
+_BLOCK = 2**20  # numbers of the table quantised at once
+_STEPS = 127  # of a group's scale, of either sign
+_CLIPS = (
+    1.0,
+    0.97,
+    0.94,
+    0.9,
+    0.86,
+    0.82,
+    0.78,
+    0.74,
+)  # shares of the largest number that the largest code may stand for
+
+
+@register("quantized_rows")
+@dataclass(frozen=True)
+class QuantizedRowsMatrix(Structure):
+    r"""``codes * steps * scale``: integers of 8 or 4 bits, in 4 of them two a byte, the first one low.
+
+    With groups each ``group`` columns of a row have a step of their own, an 8-bit integer of either sign that
+    multiplies the row's scale; without, one step is the whole row's and is left out.
+
+    Shape:
+        - codes: ``(rows, cols)`` int8, or ``(rows, ceil(cols / 2))`` uint8
+        - steps: ``(rows, ceil(cols / group))`` int8, only with groups
+        - scale: ``(rows, 1)``, trainable
+    """
+
+    can_initialise = False
+    fits_exactly = False
+
+    bits: int
+    group: int  # cols where there are none
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        eight = self.bits == 8
+        codes = TensorSpec(
+            "codes",
+            (self.rows, self.cols if eight else -(-self.cols // 2)),
+            torch.int8 if eight else torch.uint8,
+            trainable=False,
+        )
+        scale = TensorSpec("scale", (self.rows, 1))
+        if self.group >= self.cols:
+            return codes, scale
+        return codes, TensorSpec("steps", (self.rows, self._groups), torch.int8, trainable=False), scale
+
+    @property
+    def _groups(self) -> int:
+        return -(-self.cols // self.group)
+
+    def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        steps = p["steps"].index_select(0, index) if "steps" in p else None
+        return self._made(p["codes"].index_select(0, index), steps, p["scale"].index_select(0, index))
+
+    def full(self, p: Params) -> Tensor:  # -> (rows, cols)
+        return self._made(p["codes"], p.get("steps"), p["scale"])
+
+    def _made(self, codes: Tensor, steps: Tensor | None, scale: Tensor) -> Tensor:  # -> (n, cols)
+        numbers = (codes if self.bits == 8 else unpacked(codes, self.cols)).to(scale.dtype)
+        if steps is not None:
+            widths = steps.to(scale.dtype).repeat_interleave(self.group, 1)[:, : self.cols]
+            numbers = numbers * widths
+        return numbers * scale
+
+    @property
+    def row_multiply_adds(self) -> int:
+        return 2 * self.cols
+
+    def describe(self) -> str:
+        return f"bits={self.bits}" + (f", group={self.group}" if self.group < self.cols else "")
+
+
+def packed(codes: Tensor) -> Tensor:  # (n, cols) in [-8, 7] -> (n, ceil(cols / 2)) uint8
+    """Two codes a byte, the first one low."""
+    shifted = (codes + 8).to(torch.uint8)
+    if shifted.shape[1] % 2:
+        shifted = torch.nn.functional.pad(shifted, (0, 1), value=8)
+    return shifted[:, ::2] | (shifted[:, 1::2] << 4)
+
+
+def unpacked(codes: Tensor, cols: int) -> Tensor:  # -> (n, cols) int8
+    """The inverse of :func:`packed`."""
+    both = torch.stack([codes & 15, codes >> 4], 2).flatten(1)[:, :cols]
+    return both.to(torch.int8) - 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedRows(Format):
+    """``tb.QuantizedRows(bits=8)`` or ``tb.QuantizedRows(bits=4, group=32)``, for fitting a trained table.
+
+    Args:
+        bits: 8 or 4.
+        group: columns that share a step; by default the whole row for 8 bits, 32 for 4.
+    """
+
+    bits: int = 8
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        if require_int(self.bits, "bits") not in (4, 8):
+            raise ValueError(f"bits={self.bits} for QuantizedRows: choose 8 or 4.")
+        if self.group is not None:
+            require_positive(self.group, "group")
+
+    def bind(self, budget: Budget) -> QuantizedRowsMatrix:
+        group = self.group or (budget.cols if self.bits == 8 else 32)
+        return QuantizedRowsMatrix(budget.rows, budget.cols, self.bits, min(group, budget.cols))
+
+    def fit(self, table: Tensor, budget: Budget) -> Fit:
+        """Codes, steps and scales of least squared error, row by row."""
+        structure = self.bind(budget)
+        height = max(1, _BLOCK // budget.cols)
+        starts = track(range(0, budget.rows, height), "quantising rows")
+        parts = [_fitted(structure, table[a : a + height].double()) for a in starts]
+        names = [spec.name for spec in structure.tensors()]
+        return Fit(structure, {name: torch.cat([part[name] for part in parts]) for name in names})
+
+
+def _fitted(structure: QuantizedRowsMatrix, rows: Tensor) -> dict[str, Tensor]:  # (n, cols) float64
+    n, cols, group = rows.shape[0], structure.cols, structure.group
+    low, high = (-128, 127) if structure.bits == 8 else (-8, 7)
+    padded = torch.nn.functional.pad(rows, (0, -cols % group)).view(n, -1, group)
+    step = _best_step(padded, low, high)  # (n, groups)
+    if group >= cols:
+        codes = _coded(padded, step, low, high).view(n, -1)[:, :cols]
+        return {"codes": codes.to(torch.int8) if structure.bits == 8 else packed(codes), "scale": step}
+    scale = step.abs().amax(1, keepdim=True) / _STEPS
+    whole = torch.where(scale > 0, (step / scale.clamp_min(torch.finfo(scale.dtype).tiny)).round(), 0)
+    # A group that is small beside others keeps the smallest step rather than none.
+    whole = torch.where((whole == 0) & (step != 0), step.sign(), whole)
+    codes = _coded(padded, whole * scale, low, high).view(n, -1)[:, :cols]
+    stored = codes.to(torch.int8) if structure.bits == 8 else packed(codes)
+    return {"codes": stored, "steps": whole.to(torch.int8), "scale": scale}
+
+
+def _best_step(groups: Tensor, low: int, high: int) -> Tensor:  # (n, g, group) -> (n, g)
+    """Of several clippings the one of least squared error, then the best step for its codes.
+
+    The side that reaches further, by one code, is given to the larger number, so that steps have a sign.
+    """
+    top = groups.abs().amax(2)
+    sign = torch.where(groups.amax(2) >= -groups.amin(2), -1.0, 1.0)
+    best, least = torch.zeros_like(top), torch.full_like(top, torch.inf)
+    for clip in _CLIPS:
+        step = sign * top * clip / -low
+        codes = _coded(groups, step, low, high)
+        squares = codes.square().sum(2)
+        step = torch.where(squares > 0, (codes * groups).sum(2) / squares.clamp_min(1), step)
+        error = (groups - _coded(groups, step, low, high) * step[..., None]).square().sum(2)
+        best, least = torch.where(error < least, step, best), torch.minimum(error, least)
+    return best
+
+
+def _coded(groups: Tensor, step: Tensor, low: int, high: int) -> Tensor:
+    width = step[..., None]
+    return torch.where(width != 0, (groups / torch.where(width != 0, width, 1)).round(), 0).clamp(low, high)
