@@ -2,6 +2,7 @@
 
 from tensorbed import functional, indexing, nn, structures
 from tensorbed._version import __version__
+from tensorbed.files import load, save
 from tensorbed.nn import (
     Embedding,
     EmbeddingBag,
@@ -52,7 +53,9 @@ __all__ = [
     "functional",
     "indexing",
     "linear_cross_entropy",
+    "load",
     "nn",
+    "save",
     "structures",
     "suggest_shape",
 ]

@@ -45,6 +45,11 @@ class ChainMatrix(Structure):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        check_shape((self.row_factors, self.col_factors), self.rows, self.cols)
+        if len(self.ranks) != len(self.row_factors) + 1 or self.ranks[0] != self.ranks[-1] or min(self.ranks) < 1:
+            raise ValueError(
+                f"ranks={self.ranks} for {len(self.row_factors)} cores: there is one more, all positive, the ends equal."
+            )
         # Worked out once: a lookup of one row has no time for it.
         chain = Chain(self.rows, self.row_factors, self.col_factors, self.ranks)
         specs = tuple(TensorSpec(f"core_{k}", chain.core_shape(k)) for k in range(chain.order))

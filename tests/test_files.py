@@ -1,0 +1,279 @@
+"""Files: round trips, refusals, and nothing half-done."""
+
+import json
+import os
+import random
+import signal
+import struct
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from samples import SAMPLES
+from torch import nn
+
+import tensorbed as tb
+
+EVERY = [group[0] for group in SAMPLES.values()]
+
+
+def made(sample, kind=tb.Embedding, **options):
+    torch.manual_seed(0)
+    if not sample.structure.can_initialise:
+        return kind.from_pretrained(torch.randn(sample.rows, sample.cols), sample.format, **options)
+    if kind is tb.Head:
+        return tb.Head(sample.cols, sample.rows, sample.format, **options)
+    return kind(sample.rows, sample.cols, sample.format, **options)
+
+
+def same(one, other):
+    a, b = one.state_dict(), other.state_dict()
+    assert a.keys() == b.keys()
+    assert all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
+
+
+@pytest.mark.parametrize("sample", EVERY, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_layers_come_back_as_they_were(sample, dtype, tmp_path):
+    path = tmp_path / "layer.safetensors"
+    bias = torch.ones(sample.rows) if not sample.structure.can_initialise else True
+    layers = [
+        made(sample, padding_idx=1, scale_grad_by_freq=True, std=0.1),
+        made(sample, tb.EmbeddingBag, mode="sum", include_last_offset=True),
+        made(sample, tb.Head, bias=bias, memory_budget=12345),
+    ]
+    for layer in layers:
+        layer.to(dtype)
+        tb.save(layer, path)
+        found = tb.load(path)
+        same(layer, found)
+        assert repr(found).partition("(")[2] == repr(layer).partition("(")[2]
+        assert found.structure == layer.structure
+        for name in (
+            "padding_idx",
+            "mode",
+            "include_last_offset",
+            "scale_grad_by_freq",
+            "std",
+            "memory_budget",
+            "impl",
+        ):
+            assert getattr(found, name, None) == getattr(layer, name, None)
+    index = torch.tensor([0, 1, 2, 2])
+    tb.save(layers[0], path)
+    assert torch.equal(tb.load(path)(index), layers[0](index))
+    assert [f.name for f in tmp_path.iterdir()] == ["layer.safetensors"]
+
+
+class Model(nn.Module):
+    def __init__(self, compressed=True, tied=True, rank=3, seed=0):
+        super().__init__()
+        torch.manual_seed(seed)
+        if compressed:
+            self.words, self.head = tb.embedding_and_head(300, 12, tb.TensorTrain(rank=rank), tied=tied, padding_idx=2)
+        else:
+            self.words, self.head = nn.Embedding(300, 12, padding_idx=2), nn.Linear(12, 300, bias=False)
+        self.body = nn.Sequential(nn.Linear(12, 12), nn.BatchNorm1d(12))
+
+    def forward(self, index):
+        return self.head(self.body(self.words(index)))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("compressed", [True, False], ids=["into its like", "into a dense one"])
+def test_models_come_back_tied_as_they_were(tied, compressed, tmp_path):
+    path = tmp_path / "model.safetensors"
+    model = Model(tied=tied).eval()
+    tb.save(model, path)
+    other = Model(compressed=compressed, tied=tied, seed=1).eval()
+    assert tb.load(path, into=other) is other
+    same(model, other)
+    assert (other.head.core_0 is other.words.core_0) is tied
+    index = torch.arange(7)
+    assert torch.equal(other(index), model(index))
+    assert not other.words.training
+    stored = load_file(path)
+    assert ("head.core_0" in stored) is not tied
+
+
+def test_a_frozen_table_stays_frozen(tmp_path):
+    tb.save(Model(), tmp_path / "m")
+    other = Model(compressed=False)
+    other.words.requires_grad_(False)
+    other.head.requires_grad_(False)
+    tb.load(tmp_path / "m", into=other)
+    assert not other.words.core_0.requires_grad
+
+
+def header_of(path):
+    data = path.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    return json.loads(data[8 : 8 + size]), data[8 + size :]
+
+
+def rewrite(path, header, body):
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+
+
+def described(path, change):
+    """The same file with its description changed."""
+    header, body = header_of(path)
+    description = json.loads(header["__metadata__"]["description"])
+    header["__metadata__"]["description"] = json.dumps(change(description))
+    rewrite(path, header, body)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda d: {**d, "version": 2}, "version 2 of the format"),
+        (lambda d: {**d, "version": "1"}, "has not the parts"),
+        (lambda d: {**d, "layers": {}}, "has not the parts"),
+        (lambda d: [], "cannot be read"),
+        (lambda d: {"version": 1}, "cannot be read"),
+        (lambda d: edit(d, layer="Convolution"), "not a description of a layer"),
+        (lambda d: edit(d, dtype="int8"), "not a description of a layer"),
+        (lambda d: edit(d, structure="{}"), "not a description of a layer"),
+        (lambda d: edit(d, structure=d["layers"][""]["structure"].replace("train", "tram")), "not a description"),
+        (
+            lambda d: edit(d, structure=d["layers"][""]["structure"].replace("300", "10000000000000")),
+            "fewer than num_embeddings",
+        ),
+        (lambda d: edit(d, options={"colour": 1}), "unknown options colour"),
+        (lambda d: edit(d, tied_to="words"), "which is no table of its shape"),
+        (lambda d: {**d, "layers": {"words": d["layers"][""]}}, "is missing"),
+    ],
+)
+def test_descriptions_that_are_not_ours_are_refused(change, match, tmp_path):
+    path = tmp_path / "layer"
+    tb.save(tb.TTEmbedding(300, 12, 3), path)
+    described(path, change)
+    with pytest.raises(ValueError, match=match):
+        tb.load(path)
+
+
+def edit(description, **fields):
+    return {**description, "layers": {"": {**description["layers"][""], **fields}}}
+
+
+def test_other_files_are_refused(tmp_path):
+    path = tmp_path / "f"
+    with pytest.raises(FileNotFoundError, match="no file"):
+        tb.load(path)
+    save_file({"weight": torch.zeros(3)}, path)
+    with pytest.raises(ValueError, match="was not written by tensorbed"):
+        tb.load(path)
+    torch.save({"weight": torch.zeros(3)}, path)
+    with pytest.raises(ValueError, match="damaged or not a safetensors file"):
+        tb.load(path)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="damaged"):
+        tb.load(path)
+
+
+def test_another_model_is_refused_and_left_alone(tmp_path):
+    path = tmp_path / "m"
+    tb.save(Model(), path)
+    with pytest.raises(ValueError, match="give the model"):
+        tb.load(path)
+    for other, match in (
+        (nn.Sequential(nn.Linear(2, 2)), "the model has no"),
+        (nn.ModuleDict({"words": nn.Embedding(3, 3), "head": nn.Linear(3, 3)}), "is of another model"),
+    ):
+        before = {name: tensor.clone() for name, tensor in other.state_dict().items()}
+        with pytest.raises(ValueError, match=match):
+            tb.load(path, into=other)
+        assert all(torch.equal(before[name], t) for name, t in other.state_dict().items())
+    layer = tmp_path / "layer"
+    tb.save(tb.TTEmbedding(300, 12, 3), layer)
+    with pytest.raises(ValueError, match="by itself"):
+        tb.load(layer, into=Model())
+
+
+@pytest.mark.parametrize(
+    ("what", "error", "match"),
+    [
+        (lambda: 3, TypeError, "got int"),
+        (lambda: nn.Linear(2, 2), ValueError, "nothing here is a layer of tensorbed"),
+        (lambda: tb.TTEmbedding(300, 12, 3, device="meta"), ValueError, "meta device"),
+    ],
+)
+def test_what_cannot_be_saved_is_refused_and_the_old_file_stays(what, error, match, tmp_path):
+    path = tmp_path / "f"
+    path.write_text("old")
+    with pytest.raises(error, match=match):
+        tb.save(what(), path)
+    assert path.read_text() == "old"
+    with pytest.raises(IsADirectoryError, match="is a folder"):
+        tb.save(tb.TTEmbedding(300, 12, 3), tmp_path)
+    with pytest.raises(FileNotFoundError, match="no folder"):
+        tb.save(tb.TTEmbedding(300, 12, 3), tmp_path / "a" / "b")
+    assert [f.name for f in tmp_path.iterdir()] == ["f"]
+
+
+def test_damaged_files_give_clear_errors_only(tmp_path):
+    """Truncations, flipped bytes and changed numbers in the header: some two thousand of them."""
+    path = tmp_path / "m"
+    tb.save(Model(rank=1), path)
+    good, model = path.read_bytes(), Model(compressed=False)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    (size,) = struct.unpack("<Q", good[:8])
+    chance = random.Random(0)
+    cases = [good[: chance.randrange(len(good))] for _ in range(300)]
+    for _ in range(1500):
+        broken = bytearray(good)
+        for _ in range(chance.choice([1, 1, 2, 8])):
+            broken[chance.randrange(8 + size)] = chance.randrange(256)
+        cases.append(bytes(broken))
+    digits = [i for i in range(8, 8 + size) if chr(good[i]).isdigit()]
+    for _ in range(300):
+        broken = bytearray(good)
+        broken[chance.choice(digits)] = ord(chance.choice("0123456789"))
+        cases.append(bytes(broken))
+    reasons = []
+    for case in cases:
+        path.write_bytes(case)
+        try:
+            tb.load(path, into=Model(compressed=False))
+        except ValueError as error:
+            reasons.append(str(error))
+    assert len(reasons) > 0.8 * len(cases)
+    assert min(map(len, reasons)) > 20
+    path.write_bytes(good[:-1])
+    with pytest.raises(ValueError, match="damaged"):
+        tb.load(path, into=model)
+    assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
+
+
+def test_a_process_killed_while_saving_leaves_the_old_file(tmp_path):
+    """Killed at the moment the new file is complete but not yet in its place."""
+    path = tmp_path / "layer"
+    old = tb.TTEmbedding(300, 12, 3)
+    tb.save(old, path)
+    code = f"""
+        import os, signal, tensorbed as tb, tensorbed.files as files
+        files._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+        tb.save(tb.TTEmbedding(300, 12, 5), {str(path)!r})
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGKILL
+    same(old, tb.load(path))
+
+
+def test_an_error_while_writing_leaves_nothing_behind(tmp_path, monkeypatch):
+    path = tmp_path / "layer"
+    tb.save(tb.TTEmbedding(300, 12, 3), path)
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr("tensorbed.files.save_file", full)
+    with pytest.raises(OSError, match="No space"):
+        tb.save(tb.TTEmbedding(300, 12, 5), path)
+    assert path.read_bytes() == before
+    assert [f.name for f in tmp_path.iterdir()] == ["layer"]
