@@ -48,7 +48,7 @@ class ChainMatrix(Structure):
         check_shape((self.row_factors, self.col_factors), self.rows, self.cols)
         if len(self.ranks) != len(self.row_factors) + 1 or self.ranks[0] != self.ranks[-1] or min(self.ranks) < 1:
             raise ValueError(
-                f"ranks={self.ranks} for {len(self.row_factors)} cores: there is one more, all positive, the ends equal."
+                f"ranks={self.ranks} for {len(self.row_factors)} cores: one more of them, positive, equal at the ends."
             )
         # Worked out once: a lookup of one row has no time for it.
         chain = Chain(self.rows, self.row_factors, self.col_factors, self.ranks)
