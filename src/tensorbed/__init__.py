@@ -2,6 +2,7 @@
 
 from tensorbed import functional, indexing, nn, structures
 from tensorbed._version import __version__
+from tensorbed.convert import compress_
 from tensorbed.files import load, save
 from tensorbed.nn import (
     Embedding,
@@ -49,6 +50,7 @@ __all__ = [
     "TensorRing",
     "TensorTrain",
     "__version__",
+    "compress_",
     "embedding_and_head",
     "functional",
     "indexing",

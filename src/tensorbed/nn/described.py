@@ -7,19 +7,26 @@ from typing import Any
 import torch
 
 from tensorbed.nn.bag import EmbeddingBag
-from tensorbed.nn.embedding import Embedding
+from tensorbed.nn.embedding import Embedding, ScaledEmbedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 from tensorbed.structures.registry import read, registered
 
 # The classes by name, the most special first, and what each has besides a structure and a dtype.
-_KINDS: dict[str, type[StructuredTable]] = {"EmbeddingBag": EmbeddingBag, "Head": Head, "Embedding": Embedding}
+_KINDS: dict[str, type[StructuredTable]] = {
+    "EmbeddingBag": EmbeddingBag,
+    "Head": Head,
+    "ScaledEmbedding": ScaledEmbedding,
+    "Embedding": Embedding,
+}
 _TABLE = ("padding_idx", "scale_grad_by_freq", "std")
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "Embedding": (*_TABLE, "impl"),
+    "ScaledEmbedding": (*_TABLE, "impl", "embed_scale"),
     "EmbeddingBag": (*_TABLE, "impl", "mode", "include_last_offset"),
     "Head": ("std", "impl", "memory_budget"),
 }
+_LATER = ("mode", "include_last_offset", "embed_scale")  # not of every table
 _DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 
 
@@ -45,7 +52,7 @@ def rebuilt(description: Any, device: torch.device | str | None = "meta") -> Str
         if unknown:
             raise ValueError(f"unknown options {', '.join(sorted(unknown))}")
         layer = kind.__new__(kind)
-        later = {name: options.pop(name) for name in ("mode", "include_last_offset") if name in options}
+        later = {name: options.pop(name) for name in _LATER if name in options}
         bias, budget, impl = (
             options.pop(n, d) for n, d in (("bias", False), ("memory_budget", None), ("impl", "auto"))
         )

@@ -91,3 +91,12 @@ class Embedding(StructuredTable):
         The relative Frobenius error that was reached is in ``fit_error``.
         """
         return cls._fitted(table, format, freeze, dtype, **options)
+
+
+class ScaledEmbedding(Embedding):
+    """Rows times a constant, ``embed_scale``, as some models multiply theirs by ``sqrt(embedding_dim)``."""
+
+    embed_scale: float = 1.0
+
+    def forward(self, index: Tensor) -> Tensor:  # (*) -> (*, embedding_dim)
+        return super().forward(index) * self.embed_scale

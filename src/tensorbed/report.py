@@ -1,0 +1,117 @@
+"""What compressing a model did: a table for people, a dict for programs, a page for mail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any
+
+from tensorbed.structures.explanation import aligned
+
+# A fit that keeps less than this of a table has lost what the model knew; training brings it back, or another format.
+TOO_FAR = 0.3
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One table: where it is used, what it was and what it is."""
+
+    names: tuple[str, ...]
+    rows: int
+    cols: int
+    format: str
+    numbers_before: int
+    numbers_after: int
+    bytes_before: int
+    bytes_after: int
+    error: float | None  # relative, of the fit; None where there was none
+
+    @property
+    def ratio(self) -> float:
+        return self.bytes_before / self.bytes_after
+
+
+@dataclass(frozen=True)
+class Report:
+    """``print`` it, or take the numbers.
+
+    Attributes:
+        entries: the tables that were compressed.
+        numbers_before, numbers_after, bytes_before, bytes_after: of the whole model, what is shared counted once.
+        left: why others were not, by name.
+    """
+
+    entries: tuple[Entry, ...]
+    numbers_before: int
+    numbers_after: int
+    bytes_before: int
+    bytes_after: int
+    left: dict[str, str]
+
+    @property
+    def ratio(self) -> float:
+        """Of the whole model."""
+        return self.bytes_before / max(1, self.bytes_after)
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a user should know before going on."""
+        found = [
+            f"{entry.names[0]}: the fit is off by {entry.error:.0%}; train the model further, or take a format for "
+            "trained tables, tb.QuantizedRows or tb.ProductQuantized."
+            for entry in self.entries
+            if entry.error is not None and entry.error > TOO_FAR
+        ]
+        return found if self.entries else ["nothing was compressed: no table has enough rows (see min_rows)."]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts, for JSON."""
+        entries = [{**asdict(e), "names": list(e.names), "ratio": e.ratio} for e in self.entries]
+        return {**asdict(self), "entries": entries, "ratio": self.ratio, "warnings": self.warnings}
+
+    def _cells(self) -> list[Sequence[str]]:
+        head = ("table", "size", "format", "numbers", "", "MB", "", "ratio", "fit error")
+        rows = [
+            (
+                " = ".join(e.names),
+                f"{e.rows:,} x {e.cols:,}",
+                e.format,
+                f"{e.numbers_before:,}",
+                f"{e.numbers_after:,}",
+                _megabytes(e.bytes_before),
+                _megabytes(e.bytes_after),
+                f"{e.ratio:,.1f}",
+                "-" if e.error is None else f"{e.error:.3f}",
+            )
+            for e in self.entries
+        ]
+        sizes = (_megabytes(self.bytes_before), _megabytes(self.bytes_after), f"{self.ratio:,.2f}", "")
+        return [head, *rows, ("model", "", "", f"{self.numbers_before:,}", f"{self.numbers_after:,}", *sizes)]
+
+    def __str__(self) -> str:
+        lines = aligned(self._cells(), "<<<>>>>>>")
+        lines += [f"left: {name}, {reason}" for name, reason in self.left.items()]
+        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
+
+    __repr__ = __str__
+
+    def to_html(self) -> str:
+        """One page without anything from elsewhere."""
+        head, *rows = [[escape(cell) for cell in row] for row in self._cells()]
+        cells = "".join(f"<th>{cell}</th>" for cell in head)
+        body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+        notes = [f"left: {name}, {reason}" for name, reason in self.left.items()]
+        notes += [f"warning: {warning}" for warning in self.warnings]
+        said = "".join(f"<p>{escape(note)}</p>" for note in notes)
+        return (
+            "<!doctype html><html lang=en><meta charset=utf-8><title>compressed</title><style>"
+            "body{font:15px system-ui;margin:2em}table{border-collapse:collapse}"
+            "td,th{padding:.4em .8em;border-bottom:1px solid #ddd;text-align:right}"
+            "td:nth-child(-n+3),th:nth-child(-n+3){text-align:left}</style>"
+            f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{said}</html>"
+        )
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.2f}"

@@ -1,0 +1,229 @@
+"""Compressing models in place."""
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from torch import nn
+
+import tensorbed as tb
+
+RANK = tb.TensorTrain(rank=4)
+
+
+class Model(nn.Module):
+    """Two tables, a small one, a head, and something else that is as wide."""
+
+    def __init__(self, tied=False, **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words = nn.Embedding(3000, 16, **options)
+        self.ids = nn.EmbeddingBag(2500, 16, mode="sum")
+        self.kinds = nn.Embedding(10, 16)
+        self.body = nn.Linear(16, 16)
+        self.head = nn.Linear(16, 3000)
+        if tied:
+            self.head.weight = self.words.weight
+
+
+def snapshot(model):
+    return {name: (id(module), type(module)) for name, module in model.named_modules()}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_one_line(tied):
+    model = Model(tied, padding_idx=7).eval()
+    before = sum({id(p): p.numel() for p in model.parameters()}.values())
+    bias = model.head.bias
+    report = tb.compress_(model, RANK)
+    assert [type(m) for m in (model.words, model.ids, model.head)] == [tb.Embedding, tb.EmbeddingBag, tb.Head]
+    assert (type(model.kinds), type(model.body)) == (nn.Embedding, nn.Linear)
+    assert model.head.is_tied is tied
+    assert model.head.bias is bias
+    assert (model.words.padding_idx, model.ids.mode) == (7, "sum")
+    assert not model.words.training
+    assert report.numbers_before == before
+    assert report.numbers_after == sum(p.numel() for p in model.parameters()) + 16  # the padding row
+    names = [entry.names for entry in report.entries]
+    assert names == ([("words", "head"), ("ids",)] if tied else [("words",), ("ids",), ("head",)])
+    assert report.left == {"kinds": "10 rows"}
+    logits = model.head(model.body(model.words(torch.arange(5))))
+    assert logits.shape == (5, 3000)
+
+
+def test_errors_are_those_of_the_fits_and_large_ones_are_told():
+    model = Model()
+    words = model.words.weight.detach().clone()
+    report = tb.compress_(model, {"words": tb.QuantizedRows(), "ids": RANK, "head": tb.LowRank(rank=16)})
+    by_name = {entry.names[0]: entry for entry in report.entries}
+    distance = (model.words.weight - words).norm() / words.norm()
+    assert by_name["words"].error == pytest.approx(float(distance), rel=1e-3)
+    assert by_name["head"].error < 1e-5
+    assert by_name["ids"].error > 0.5
+    assert [warning.partition(":")[0] for warning in report.warnings] == ["ids"]
+    assert by_name["words"].ratio == pytest.approx(4 * 16 / 20)
+
+
+def test_reports_as_text_dict_and_page():
+    report = tb.compress_(Model(tied=True), RANK)
+    text = str(report)
+    assert "words = head" in text
+    assert "3,000 x 16" in text
+    assert "warning: words" in text
+    found = json.loads(json.dumps(report.to_dict()))
+    assert found["entries"][0]["names"] == ["words", "head"]
+    assert found["ratio"] == pytest.approx(report.bytes_before / report.bytes_after)
+
+    class Cells(HTMLParser):
+        seen = 0
+
+        def handle_starttag(self, tag, attrs):
+            self.seen += tag == "td"
+
+    page = Cells()
+    page.feed(report.to_html())
+    assert page.seen == 9 * (len(report.entries) + 1)
+
+
+def test_patterns_are_taken_in_their_order():
+    model = Model()
+    tb.compress_(model, {"wor*": tb.LowRank(rank=2), "ids": None, "*": tb.LowRank(rank=3)})
+    assert model.words.structure.rank == 2
+    assert type(model.ids) is nn.EmbeddingBag
+    small = Model()
+    tb.compress_(small, {"kinds": tb.LowRank(rank=2)})
+    assert small.kinds.structure.rank == 2  # by its very name, however small
+    assert type(small.words) is nn.Embedding
+
+
+def test_skipping_and_leaving_heads():
+    model = Model()
+    tb.compress_(model, RANK, skip=["ids", "he*"])
+    assert [type(m) for m in (model.words, model.ids, model.head)] == [tb.Embedding, nn.EmbeddingBag, nn.Linear]
+    model = Model()
+    tb.compress_(model, RANK, include_heads=False)
+    assert type(model.head) is nn.Linear
+
+
+def test_untied_tables_train_apart():
+    model = Model(tied=True)
+    report = tb.compress_(model, tb.LowRank(rank=16), tied="untie")
+    assert not model.head.is_tied
+    assert torch.allclose(model.head.weight, model.words.weight, atol=1e-5)
+    assert [entry.names for entry in report.entries][:2] == [("words",), ("head",)]
+    loose = Model(tied=True)
+    tb.compress_(loose, RANK, include_heads=False, tied="untie")
+    assert loose.head.weight.shape == (3000, 16)
+
+
+def test_drawn_anew_for_training_from_scratch():
+    model = Model(tied=True)
+    report = tb.compress_(model, RANK, fit=False)
+    assert all(entry.error is None for entry in report.entries)
+    assert report.warnings == []
+    assert float(model.words.weight.detach().square().mean().sqrt()) == pytest.approx((2 / 3016) ** 0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_dtype_and_what_is_frozen_stay(dtype):
+    model = Model(tied=True).to(dtype)
+    model.words.weight.requires_grad_(False)
+    tb.compress_(model, tb.LowRank(rank=2))
+    assert model.words.u.dtype == dtype
+    assert not model.words.u.requires_grad
+    assert model.head.bias.requires_grad
+
+
+def test_one_table_in_three_places():
+    shared = nn.Embedding(3000, 16)
+    model = nn.ModuleDict(
+        {"a": shared, "b": shared, "c": nn.Embedding(3000, 16), "head": nn.Linear(16, 3000, bias=False)}
+    )
+    model["c"].weight = shared.weight
+    model["head"].weight = shared.weight
+    report = tb.compress_(model, RANK)
+    assert model["a"] is model["b"] is model["c"]
+    assert model["head"].core_0 is model["a"].core_0
+    assert report.entries[0].names == ("a", "b", "c", "head")
+
+
+def test_twice_and_without_large_tables():
+    model = Model()
+    tb.compress_(model, RANK)
+    before = snapshot(model)
+    report = tb.compress_(model, RANK)
+    assert snapshot(model) == before
+    assert report.entries == ()
+    assert "nothing was compressed" in str(report)
+    assert report.ratio == 1
+    assert tb.compress_(nn.Linear(3, 3), RANK).entries == ()
+
+
+class BartScaledWordEmbedding(nn.Embedding):
+    def __init__(self, rows, cols, embed_scale=1.0):
+        super().__init__(rows, cols)
+        self.embed_scale = embed_scale
+
+    def forward(self, index):
+        return super().forward(index) * self.embed_scale
+
+
+class NormedEmbedding(nn.Embedding):
+    pass
+
+
+def test_scaled_subclasses_keep_their_scale_and_others_are_refused(tmp_path):
+    model = nn.ModuleDict({"words": BartScaledWordEmbedding(3000, 8, embed_scale=4.0), "head": nn.Linear(8, 3000)})
+    model["head"].weight = model["words"].weight
+    index = torch.arange(9)
+    expected = model["words"](index)
+    tb.compress_(model, tb.LowRank(rank=8))
+    assert torch.allclose(model["words"](index), expected, atol=1e-4)
+    assert torch.allclose(model["head"].weight * 4, model["words"](torch.arange(3000)), atol=1e-4)
+    tb.save(model, tmp_path / "m")
+    fresh = nn.ModuleDict({"words": nn.Embedding(3000, 8), "head": nn.Linear(8, 3000)})
+    tb.load(tmp_path / "m", into=fresh)
+    assert torch.equal(fresh["words"](index), model["words"](index))
+    other = nn.ModuleDict({"words": NormedEmbedding(3000, 8)})
+    with pytest.raises(TypeError, match=r'words is a NormedEmbedding.*skip=\["words"\]'):
+        tb.compress_(other, RANK)
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "match"),
+    [
+        (lambda m: tb.compress_(3, RANK), TypeError, "got int"),
+        (lambda m: tb.compress_(m, "tt"), TypeError, "format must be a format"),
+        (lambda m: tb.compress_(m, {"words": tb.TensorTrain}), TypeError, "format must be a format"),
+        (
+            lambda m: tb.compress_(m, {"wrods": RANK}),
+            ValueError,
+            "no table matches wrods; the model has words, ids, kinds",
+        ),
+        (lambda m: tb.compress_(m, RANK, tied="both"), ValueError, 'choose "keep" or "untie"'),
+        (lambda m: tb.compress_(m, RANK, skip="ids"), TypeError, "list of patterns"),
+        (lambda m: tb.compress_(m, RANK, min_rows="few"), TypeError, "min_rows must be an int"),
+        (lambda m: tb.compress_(m, RANK, include_heads=False), ValueError, "head.weight shares the weight of words"),
+        (lambda m: tb.compress_(m.words, RANK), TypeError, "cannot be replaced in itself"),
+        (lambda m: tb.compress_(m, {"words": RANK, "ids": tb.LowRank(ratio=1e9)}), ValueError, "ids: ratio=1e"),
+        (lambda m: tb.compress_(m, tb.QuantizedRows(), fit=False), ValueError, "words: quantized_rows cannot be drawn"),
+    ],
+)
+def test_refusals_leave_the_model_as_it_was(use, error, match):
+    model = Model(tied=True)
+    before, state = snapshot(model), {name: t.clone() for name, t in model.state_dict().items()}
+    with pytest.raises(error, match=match):
+        use(model)
+    assert snapshot(model) == before
+    assert all(torch.equal(state[name], t) for name, t in model.state_dict().items())
+
+
+def test_a_table_with_nan_is_refused_by_name():
+    model = Model()
+    with torch.no_grad():
+        model.ids.weight[3, 2] = torch.nan
+    before = snapshot(model)
+    with pytest.raises(ValueError, match="ids: the table holds nan at row 3"):
+        tb.compress_(model, RANK)
+    assert snapshot(model) == before
