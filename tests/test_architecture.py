@@ -27,7 +27,7 @@ ROOMS = (
     ("vocabulary",),
     ("nn",),
     ("report",),
-    ("convert", "files"),
+    ("convert", "files", "planning"),
     ("tensorbed",),
     ("testing", "figures", "info"),
     ("cli",),

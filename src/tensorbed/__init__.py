@@ -20,6 +20,7 @@ from tensorbed.nn import (
     TTHead,
     embedding_and_head,
 )
+from tensorbed.planning import plan
 from tensorbed.shapes import suggest_shape
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.low_rank import LowRank
@@ -57,6 +58,7 @@ __all__ = [
     "linear_cross_entropy",
     "load",
     "nn",
+    "plan",
     "save",
     "structures",
     "suggest_shape",

@@ -55,6 +55,10 @@ class Format(ABC):
     def bind(self, budget: Budget) -> Structure:
         """The structure with every factor and rank settled."""
 
+    def sized_as(self, structure: Structure) -> Format:
+        """The format that gives tables of other heights what this one gave ``structure``; itself where it would."""
+        return self
+
     @abstractmethod
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         """The structure and tensors nearest to a finite ``(rows, cols)`` table.

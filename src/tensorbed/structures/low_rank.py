@@ -84,6 +84,10 @@ class LowRank(RankedFormat):
         most = min(budget.rows, budget.cols)
         return LowRankMatrix(budget.rows, budget.cols, min(rank, most) if clip else rank)
 
+    def sized_as(self, structure: Structure) -> LowRank:
+        assert isinstance(structure, LowRankMatrix)
+        return LowRank(rank=structure.rank)
+
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         """The best approximation of its rank, by singular values (Eckart and Young)."""
         bound = self.error_bound(table, budget, parts=2)

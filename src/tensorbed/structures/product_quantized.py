@@ -154,6 +154,10 @@ class ProductQuantized(Format):
             )
         return fitting[-1]
 
+    def sized_as(self, structure: Structure) -> ProductQuantized:
+        assert isinstance(structure, ProductQuantizedMatrix)
+        return replace(self, parts=structure.parts, ratio=None)
+
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         """K-means on every part; with a rotation, alternating with the best one for the codes (Procrustes)."""
         structure = self.bind(budget)

@@ -1,0 +1,120 @@
+"""Plans: what is chosen for which table under a budget."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+import tensorbed as tb
+from tensorbed.planning import parsed_bytes
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    easy = torch.randn(3000, 2) @ torch.randn(2, 16)  # of rank two
+    made = nn.ModuleDict({"easy": nn.Embedding.from_pretrained(easy), "hard": nn.Embedding(2500, 16)})
+    made["small"], made["again"] = nn.Embedding(10, 16), nn.Embedding(2500, 16)
+    made["again"].weight = made["hard"].weight
+    return made
+
+
+FEW = (tb.QuantizedRows(bits=8), tb.QuantizedRows(bits=4), tb.LowRank(rank=2), tb.ProductQuantized(parts=4))
+
+
+@pytest.mark.parametrize("ratio", [1, 2, 3, 5, 6])
+def test_plans_keep_their_budget_with_the_error_where_it_hurts_least(model, ratio):
+    plan = tb.plan(model, ratio=ratio, formats=FEW)
+    assert list(plan) == ["easy", "hard"]
+    assert plan.fits
+    assert plan.bytes <= 4 * 16 * 5500 / ratio
+    if ratio == 1:
+        assert plan["easy"] is plan["hard"] is None
+    if ratio >= 2:
+        assert plan["easy"] == tb.LowRank(rank=2)  # the same table in eight times fewer bytes
+        assert plan.chosen["easy"].error < 1e-3
+    if ratio >= 3:
+        assert not isinstance(plan["hard"], tb.LowRank)
+
+
+def test_what_was_planned_is_what_compressing_gives(model):
+    fresh = nn.ModuleDict(
+        {"easy": nn.Embedding(3000, 16), "hard": nn.Embedding(2500, 16), "small": nn.Embedding(10, 16)}
+    )
+    fresh["easy"].load_state_dict(model["easy"].state_dict())
+    fresh["hard"].load_state_dict(model["hard"].state_dict())
+    plan = tb.plan(fresh, budget="100 KB", formats=FEW)
+    report = tb.compress_(fresh, plan)
+    by_name = {entry.names[0]: entry for entry in report.entries}
+    for name, option in plan.chosen.items():
+        if plan[name] is not None:
+            assert by_name[name].bytes_after == option.bytes
+            assert by_name[name].error == pytest.approx(option.error, rel=1e-6)
+    assert type(fresh["small"]) is nn.Embedding
+
+
+def test_a_sample_tells_the_error_of_a_large_table():
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"words": nn.Embedding(20_000, 8)})
+    formats = (tb.QuantizedRows(bits=4, group=8), tb.LowRank(ratio=2), tb.ProductQuantized(parts=2))
+    plan = tb.plan(model, ratio=1, formats=formats)
+    for option in plan.options["words"][1:]:
+        real = tb.Embedding.from_pretrained(model["words"].weight.detach(), option.format)
+        assert option.error == pytest.approx(real.fit_error, rel=0.1)
+        assert option.ratio == pytest.approx(real.compression_ratio, rel=1e-6)
+
+
+def test_training_from_scratch_takes_trains_of_equal_ratio():
+    plan = tb.plan({"a": (100_000, 64), "b": (1_000_000, 64)}, ratio=60, purpose="train")
+    assert plan.fits
+    assert all(isinstance(format, tb.TensorTrain) for format in plan.values())
+    assert plan["a"].ratio == plan["b"].ratio or {plan["a"].ratio, plan["b"].ratio} == {32, 64}
+    assert all(option.error is None for option in plan.chosen.values())
+
+
+def test_a_budget_out_of_reach_is_told(model):
+    plan = tb.plan(model, budget=10, formats=FEW)
+    assert not plan.fits
+    assert "warning: nothing weighed is small enough" in str(plan)
+
+
+def test_plans_as_text_dict_and_picture(model, tmp_path):
+    plan = tb.plan(model, ratio=3, formats=FEW)
+    assert "LowRank(rank=2)" in str(plan)
+    found = json.loads(json.dumps(plan.to_dict()))
+    assert found["tables"]["hard"]["rows"] == 2500
+    frontier = plan.frontier()
+    ratios = [ratio for ratio, _ in frontier.points("hard")]
+    errors = [error for _, error in frontier.points("hard")]
+    assert ratios == sorted(ratios)
+    assert errors == sorted(errors)
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed")
+    frontier.figure().savefig(tmp_path / "frontier.png")
+    assert (tmp_path / "frontier.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("20MB", 20_000_000), ("1.5 gb", 1_500_000_000), ("512 KiB", 2**19), (7, 7), ("9", 9)]
+)
+def test_budgets(text, count):
+    assert parsed_bytes(text) == count
+
+
+@pytest.mark.parametrize(
+    ("use", "error", "match"),
+    [
+        (lambda m: tb.plan(m), ValueError, "give a budget"),
+        (lambda m: tb.plan(m, budget=3, ratio=3), ValueError, "and not both"),
+        (lambda m: tb.plan(m, ratio=0), ValueError, "ratio=0"),
+        (lambda m: tb.plan(m, budget="20 apples"), ValueError, "give bytes such as"),
+        (lambda m: tb.plan(m, budget="0MB"), ValueError, "budget=0"),
+        (lambda m: tb.plan(m, ratio=2, purpose="fun"), ValueError, 'choose "pretrained" or "train"'),
+        (lambda m: tb.plan(nn.Linear(2, 2), ratio=2), ValueError, "no table of at least min_rows=2000"),
+        (lambda m: tb.plan(3, ratio=2), TypeError, "takes a model or sizes"),
+        (lambda m: tb.plan({"a": (0, 3)}, ratio=2), ValueError, "rows of a=0"),
+    ],
+)
+def test_refusals(model, use, error, match):
+    with pytest.raises(error, match=match):
+        use(model)
