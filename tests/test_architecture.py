@@ -29,7 +29,7 @@ ROOMS = (
     ("report",),
     ("convert", "files", "planning"),
     ("tensorbed",),
-    ("testing", "figures", "info"),
+    ("testing", "figures", "info", "inspection"),
     ("cli",),
     ("__main__",),
 )

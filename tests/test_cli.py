@@ -3,6 +3,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import pytest
 import torch
 from typer.testing import CliRunner
 
@@ -75,3 +76,51 @@ def test_without_typer_one_line_says_how_to_get_it():
 def test_the_library_and_its_facts_import_neither_typer_nor_rich():
     code = "import sys, tensorbed, tensorbed.info as i; i.info(); print({'typer', 'rich'} & set(sys.modules))"
     assert run(code).stdout == "set()\n"
+
+
+def invoke(*arguments):
+    return subprocess.run([sys.executable, "-m", "tensorbed", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_plan_of_sizes():
+    result = CliRunner().invoke(app, ["plan", "267735x512", "--ratio", "50"])
+    assert result.exit_code == 0
+    assert "TensorTrain(ratio=64)" in result.output
+    found = json.loads(CliRunner().invoke(app, ["plan", "267735x512", "1000x64", "--budget", "2MB", "--json"]).output)
+    assert found["bytes"] <= found["allowed"] == 2_000_000
+
+
+def test_inspecting_a_file(tmp_path):
+    torch.manual_seed(0)
+    pair = tensorbed.embedding_and_head(3000, 16, tensorbed.LowRank(rank=4), tied=True)
+    path = tmp_path / "pair.safetensors"
+    tensorbed.save(torch.nn.ModuleDict({"words": pair.embedding, "head": pair.head}), path)
+    result = invoke("inspect", str(path))
+    assert result.returncode == 0
+    assert "Head (tied)" in result.stdout
+    assert "3,000 x 16, rank=4" in result.stdout
+    found = json.loads(invoke("inspect", str(path), "--json").stdout)
+    words, head = found["layers"]
+    assert words["spectrum"] == head["spectrum"]
+    assert sum(value > 1e-6 for value in words["spectrum"]) == 4
+    assert words["std"] == pytest.approx((2 / 3016) ** 0.5, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("plan", "12by3", "--ratio", "2"), 1, "'12by3' is not a table"),
+        (("plan", "12x3"), 1, "give a budget"),
+        (("plan", "0x3", "--ratio", "2"), 1, "rows of 0x3=0"),
+        (("plan", "12x3", "--ratio", "many"), 2, "ratio"),
+        (("inspect", "nowhere.safetensors"), 1, "there is no file nowhere.safetensors"),
+        (("inspect",), 2, "Missing argument"),
+        (("compact",), 2, "No such command"),
+    ],
+)
+def test_wrong_usage_is_told_on_standard_error(arguments, code, said):
+    result = invoke(*arguments)
+    assert result.returncode == code
+    assert result.stdout == ""
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr

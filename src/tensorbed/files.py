@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -100,17 +100,41 @@ def load(path: str | os.PathLike[str], into: nn.Module | None = None) -> nn.Modu
     Everything is read and checked before the model is touched: a file that is damaged, foreign, of a newer version or
     of another model raises ``ValueError`` with the reason and leaves the model as it was.
     """
-    path = Path(path)
-    if not path.is_file():
+    with _opened(path) as file:
+        return _loaded(file, into, Path(path))
+
+
+def described_in(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The description in a file."""
+    with _opened(path) as file:
+        return _description(file, Path(path))
+
+
+def layers_in(path: str | os.PathLike[str]) -> dict[str, StructuredTable]:
+    """The layers of this library in a file, by name, without a model."""
+    with _opened(path) as file:
+        description, layers, _ = _understood(file, Path(path))
+        state = _state(file, description["aliases"])
+        for name, layer in layers.items():
+            prefix = f"{name}." if name else ""
+            names = {key: prefix + key for key in layer.state_dict()}
+            layer.load_state_dict({key: state[full] for key, full in names.items()}, assign=True)
+        return layers
+
+
+@contextmanager
+def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    if not Path(path).is_file():
         raise FileNotFoundError(f"there is no file {path}.")
     try:
         with safe_open(path, "pt") as file:
-            return _loaded(file, into, path)
+            yield file
     except SafetensorError as error:
         raise ValueError(f"{path} is damaged or not a safetensors file ({error}).") from None
 
 
-def _loaded(file: Any, into: nn.Module | None, path: Path) -> nn.Module:
+def _understood(file: Any, path: Path) -> tuple[dict[str, Any], dict[str, StructuredTable], dict[str, tuple[int, ...]]]:
+    """The description, its layers without numbers, and the shapes of all tensors, which the layers fit."""
     description = _description(file, path)
     layers = {name: _layer(name, one, path) for name, one in description["layers"].items()}
     for name, one in description["layers"].items():
@@ -119,6 +143,16 @@ def _loaded(file: Any, into: nn.Module | None, path: Path) -> nn.Module:
     shapes.update({alias: shapes[name] for alias, name in description["aliases"].items() if name in shapes})
     for name, layer in layers.items():
         _check_shapes(layer, name, shapes, path)
+    return description, layers, shapes
+
+
+def _state(file: Any, aliases: Mapping[str, str]) -> dict[str, Tensor]:
+    state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    return state | {alias: state[name] for alias, name in aliases.items() if name in state}
+
+
+def _loaded(file: Any, into: nn.Module | None, path: Path) -> nn.Module:
+    description, layers, shapes = _understood(file, path)
     if into is None:
         return _alone(file, layers, path)
     expected = _expected(into, layers)
@@ -202,8 +236,7 @@ def _expected(model: nn.Module, layers: Mapping[str, StructuredTable]) -> dict[s
 def _filled(
     file: Any, model: nn.Module, layers: Mapping[str, StructuredTable], aliases: Mapping[str, str]
 ) -> nn.Module:
-    state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    state.update({alias: state[name] for alias, name in aliases.items()})
+    state = _state(file, aliases)
     modules = dict(model.named_modules())
     for name, layer in layers.items():
         old = modules[name]
