@@ -5,6 +5,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
+import torch.nn.utils.prune
 from torch import nn
 
 import tensorbed as tb
@@ -157,7 +158,7 @@ def test_twice_and_without_large_tables():
     assert report.entries == ()
     assert "nothing was compressed" in str(report)
     assert report.ratio == 1
-    assert tb.compress_(nn.Linear(3, 3), RANK).entries == ()
+    assert tb.compress_(nn.Sequential(nn.Linear(3, 3)), RANK).entries == ()
 
 
 class BartScaledWordEmbedding(nn.Embedding):
@@ -227,3 +228,50 @@ def test_a_table_with_nan_is_refused_by_name():
     with pytest.raises(ValueError, match="ids: the table holds nan at row 3"):
         tb.compress_(model, RANK)
     assert snapshot(model) == before
+
+
+def test_none_leaves_a_head_as_it_is():
+    model = Model()
+    tb.compress_(model, {"head": None, "*": RANK})
+    assert type(model.head) is nn.Linear
+    with pytest.raises(ValueError, match=r"head\.weight shares the weight of words"):
+        tb.compress_(Model(tied=True), {"head": None, "*": RANK})
+
+
+def test_tied_tables_of_other_scales_are_refused():
+    model = nn.ModuleDict({"a": BartScaledWordEmbedding(3000, 8, 2.0), "b": BartScaledWordEmbedding(3000, 8, 5.0)})
+    model["b"].weight = model["a"].weight
+    with pytest.raises(ValueError, match="b: shares its weight with a table of other options"):
+        tb.compress_(model, RANK)
+    tb.compress_(model, tb.LowRank(rank=8), tied="untie")
+    assert (model["a"].embed_scale, model["b"].embed_scale) == (2.0, 5.0)
+
+
+def hooked(module):
+    module.register_forward_hook(lambda *_: None)
+
+
+def patched(module):
+    module.forward = lambda index: index
+
+
+def pruned(module):
+    torch.nn.utils.prune.random_unstructured(module, "weight", 0.5)
+
+
+@pytest.mark.parametrize("change", [hooked, patched, pruned])
+@pytest.mark.parametrize("name", ["words", "head"])
+def test_what_was_added_to_a_layer_is_not_lost_in_silence(change, name):
+    model = Model()
+    change(getattr(model, name))
+    with pytest.raises(ValueError, match=rf"{name} has .*skip {name}"):
+        tb.compress_(model, RANK)
+    tb.compress_(model, RANK, skip=[name])
+    assert type(model.ids) is tb.EmbeddingBag
+
+
+def test_names_with_brackets_are_names():
+    model = nn.Module()
+    model.add_module("we[0]", nn.Embedding(3000, 8))
+    assert tb.compress_(model, RANK, skip=["we[0]"]).entries == ()
+    assert tb.compress_(model, {"we[0]": RANK}).entries[0].names == ("we[0]",)

@@ -145,7 +145,13 @@ def described(path, change):
         ),
         (lambda d: edit(d, options={"colour": 1}), "unknown options colour"),
         (lambda d: edit(d, tied_to="words"), "which is no table of its shape"),
-        (lambda d: {**d, "layers": {"words": d["layers"][""]}}, "is missing"),
+        (lambda d: {**d, "layers": {"words": {**d["layers"][""], "same_as": "words"}}}, "is missing"),
+        (lambda d: {**d, "layers": {"words": d["layers"][""]}}, "has not the parts"),
+        (lambda d: {**d, "aliases": {"a": "nowhere"}}, "has not the parts"),
+        (lambda d: {**d, "aliases": {"core_0": "core_1"}}, "has not the parts"),
+        (lambda d: {**d, "version": 0}, "has not the parts"),
+        (lambda d: edit(d, structure="[" * 100_000), "not a description of a layer"),
+        (lambda d: edit(d, structure=d["layers"][""]["structure"].replace("[", "[-", 1)), "not a description"),
     ],
 )
 def test_descriptions_that_are_not_ours_are_refused(change, match, tmp_path):
@@ -277,3 +283,69 @@ def test_an_error_while_writing_leaves_nothing_behind(tmp_path, monkeypatch):
         tb.save(tb.TTEmbedding(300, 12, 5), path)
     assert path.read_bytes() == before
     assert [f.name for f in tmp_path.iterdir()] == ["layer"]
+
+
+def test_what_was_loaded_does_not_change_with_its_file(tmp_path):
+    path = tmp_path / "layer"
+    tb.save(tb.Embedding(3000, 16, tb.LowRank(rank=4)), path)
+    layer = tb.load(path)
+    before = layer.weight.detach().clone()
+    with path.open("r+b") as file:
+        file.seek(-10_000, 2)
+        file.write(b"\x01" * 10_000)
+    assert torch.equal(layer.weight, before)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [nn.Embedding(77, 12), nn.Embedding(300, 16), nn.EmbeddingBag(300, 12), nn.Linear(12, 300), nn.Identity()],
+    ids=str,
+)
+def test_a_layer_takes_the_place_of_its_like_only(other, tmp_path):
+    path = tmp_path / "m"
+    tb.save(Model(), path)
+    model = Model(compressed=False)
+    model.words = other
+    with pytest.raises(ValueError, match="is of another model"):
+        tb.load(path, into=model)
+    assert model.words is other
+
+
+def test_the_models_dtype_stays(tmp_path):
+    tb.save(Model().bfloat16(), tmp_path / "m")
+    model = tb.load(tmp_path / "m", into=Model(compressed=False).double()).eval()
+    assert {p.dtype for p in model.parameters()} == {torch.float64}
+    assert model(torch.arange(3)).dtype == torch.float64
+
+
+def test_a_module_in_two_places_comes_back_as_one(tmp_path):
+    def two(shared):
+        return nn.ModuleDict({"a": shared, "inner": nn.ModuleDict({"b": shared})})
+
+    tb.save(two(tb.TTEmbedding(300, 12, 3)), tmp_path / "m")
+    model = tb.load(tmp_path / "m", into=two(nn.Embedding(300, 12)))
+    assert model["a"] is model["inner"]["b"]
+    assert model["a"].structure.kind == "tensor_train"
+
+
+def test_layers_of_others_are_refused(tmp_path):
+    class Louder(tb.Embedding):
+        def forward(self, index):
+            return 10 * super().forward(index)
+
+    with pytest.raises(TypeError, match="Louder has a forward of its own"):
+        tb.save(Louder(300, 12, tb.LowRank(rank=2)), tmp_path / "m")
+
+
+def test_permissions_and_links_stay(tmp_path):
+    real, link = tmp_path / "real", tmp_path / "link"
+    tb.save(tb.TTEmbedding(300, 12, 3), real)
+    mask = os.umask(0)
+    os.umask(mask)
+    assert real.stat().st_mode & 0o777 == 0o666 & ~mask
+    real.chmod(0o640)
+    link.symlink_to(real)
+    tb.save(tb.TTEmbedding(300, 12, 2), link)
+    assert link.is_symlink()
+    assert real.stat().st_mode & 0o777 == 0o640
+    assert tb.load(real).structure.ranks == (1, 2, 2, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -80,7 +81,7 @@ def compress_(
 def _check(model: nn.Module, format: Formats, min_rows: int, skip: Sequence[str], tied: str) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"compress_ takes a model, got {type(model).__name__}.")
-    if isinstance(model, (nn.Embedding, nn.EmbeddingBag)):
+    if isinstance(model, (nn.Embedding, nn.EmbeddingBag, StructuredTable)) or type(model) is nn.Linear:
         raise TypeError(f"a {type(model).__name__} cannot be replaced in itself; use tb.Embedding.from_pretrained.")
     for one in format.values() if isinstance(format, Mapping) else [format]:
         if one is not None:
@@ -108,7 +109,7 @@ def _found(
     used: set[str] = set()
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, module in modules.items():
-        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or any(fnmatchcase(name, p) for p in skip):
+        if not isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or any(_matches(name, p) for p in skip):
             continue
         pattern, chosen = _chosen(name, format)
         used.add(pattern)
@@ -118,6 +119,7 @@ def _found(
             left[name] = f"{module.weight.shape[0]:,} rows"
         else:
             _refuse_subclass(name, module)
+            _refuse_changed(name, module)
             tables.setdefault(id(module.weight), _Table(module.weight, chosen)).places[name] = module
     if include_heads:
         _add_heads(model, modules, format, skip, tables, used)
@@ -133,8 +135,22 @@ def _chosen(name: str, format: Formats) -> tuple[str, Format | None]:
     """The pattern that matches, and its format."""
     if isinstance(format, Format):
         return "*", format
-    pattern = next((p for p in format if fnmatchcase(name, p)), "")
+    pattern = next((p for p in format if _matches(name, p)), "")
     return pattern, format.get(pattern)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name == pattern or fnmatchcase(name, pattern)
+
+
+def _refuse_changed(name: str, module: nn.Module) -> None:
+    """What was added to a layer would be lost with it."""
+    hooks = [key for key in vars(module) if "hooks" in key and vars(module)[key]]
+    if hooks or "forward" in vars(module) or "weight" not in module._parameters:
+        what = (
+            "hooks" if hooks else "a forward of its own" if "forward" in vars(module) else "a weight that is computed"
+        )
+        raise ValueError(f"{name} has {what}, which its replacement would not have; remove that first, or skip {name}.")
 
 
 def _refuse_subclass(name: str, module: nn.Module) -> None:
@@ -160,17 +176,23 @@ def _add_heads(
     used: set[str],
 ) -> None:
     """Linear layers over a vocabulary that is compressed."""
-    output = getattr(model, "get_output_embeddings", lambda: None)()
+    output = None
+    with suppress(NotImplementedError, AttributeError):
+        output = model.get_output_embeddings()  # type: ignore[operator]
     sizes = {tuple(table.weight.shape): table.format for table in tables.values()}
     for name, module in modules.items():
-        if type(module) is not nn.Linear or any(fnmatchcase(name, p) for p in skip):
+        if type(module) is not nn.Linear or any(_matches(name, p) for p in skip):
             continue
         named = format.get(name) if isinstance(format, Mapping) else None
         if isinstance(format, Mapping) and name in format:
             used.add(name)
+            if named is None:
+                continue
         if id(module.weight) in tables:
+            _refuse_changed(name, module)
             tables[id(module.weight)].places[name] = module
         elif named is not None or (module is output and sizes) or tuple(module.weight.shape) in sizes:
+            _refuse_changed(name, module)
             chosen = named or sizes.get(tuple(module.weight.shape)) or next(iter(sizes.values()))
             tables[id(module.weight)] = _Table(module.weight, chosen, {name: module})
 
@@ -214,7 +236,9 @@ def _layer(module: nn.Module, format: Format, first: StructuredTable | None, fit
         return head
     options = _options(module)
     if first is not None:
-        if type(first) is not _kind(module) or any(getattr(first, name) != value for name, value in options.items()):
+        scales = [float(getattr(one, "embed_scale", 1.0)) for one in (first, module)]
+        other = scales[0] != scales[1] or any(getattr(first, name) != value for name, value in options.items())
+        if type(first) is not _kind(module) or other:
             raise ValueError('shares its weight with a table of other options; use tied="untie".')
         return first
     kind = _kind(module)

@@ -14,7 +14,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.described import described, rebuilt
+from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 
@@ -31,14 +33,20 @@ def save(module: nn.Module, path: str | os.PathLike[str]) -> None:
         raise TypeError(f"save takes a layer or a model, got {type(module).__name__}.")
     state = module.state_dict(keep_vars=True)
     stored, aliases = _stored_once(state)
-    layers = {name: layer for name, layer in module.named_modules() if isinstance(layer, StructuredTable)}
+    every = module.named_modules(remove_duplicate=False)
+    layers = {name: layer for name, layer in every if isinstance(layer, StructuredTable)}
     if not layers:
         raise ValueError("nothing here is a layer of tensorbed; compress the model first, or use safetensors itself.")
-    names = {id(layer): name for name, layer in layers.items()}
+    names: dict[int, str] = {}
+    for name, layer in layers.items():
+        names.setdefault(id(layer), name)
     description = {
         "version": VERSION,
         "aliases": aliases,
-        "layers": {name: {**described(layer), "tied_to": _tied_to(layer, names)} for name, layer in layers.items()},
+        "layers": {
+            name: {**described(layer), "tied_to": _tied_to(layer, names), "same_as": names[id(layer)]}
+            for name, layer in layers.items()
+        },
     }
     header = {"format": FORMAT, "description": json.dumps(description)}
     _write(Path(path), {name: tensor.detach().contiguous() for name, tensor in stored.items()}, header)
@@ -73,16 +81,24 @@ def _write(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str]) ->
         raise IsADirectoryError(f"{path} is a folder; give the name of a file in it, for instance model.safetensors.")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent}; make it first.")
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
+    path = path.resolve()  # of a link, what it points to is replaced
+    handle, name = tempfile.mkstemp(prefix=".tensorbed.", suffix=".part", dir=path.parent)
     os.close(handle)
     try:
         save_file(dict(tensors), name, header)
         _sync(Path(name))
+        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
         Path(name).replace(path)
         _sync(path.parent)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(name)
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _sync(path: Path) -> None:
@@ -139,6 +155,7 @@ def _understood(file: Any, path: Path) -> tuple[dict[str, Any], dict[str, Struct
     layers = {name: _layer(name, one, path) for name, one in description["layers"].items()}
     for name, one in description["layers"].items():
         _tie(layers, name, one["tied_to"], path)
+    layers = {name: layers[description["layers"][name]["same_as"]] for name in layers}
     shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     shapes.update({alias: shapes[name] for alias, name in description["aliases"].items() if name in shapes})
     for name, layer in layers.items():
@@ -147,7 +164,8 @@ def _understood(file: Any, path: Path) -> tuple[dict[str, Any], dict[str, Struct
 
 
 def _state(file: Any, aliases: Mapping[str, str]) -> dict[str, Tensor]:
-    state = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    # Copies: what comes out of the file is a view of it, and changes when it does.
+    state = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     return state | {alias: state[name] for alias, name in aliases.items() if name in state}
 
 
@@ -158,6 +176,8 @@ def _loaded(file: Any, into: nn.Module | None, path: Path) -> nn.Module:
     expected = _expected(into, layers)
     if expected != shapes:
         raise ValueError(f"{path} is of another model: {_difference(shapes, expected)}.")
+    for name, layer in layers.items():
+        _check_place(name, into.get_submodule(name), layer, path)
     return _filled(file, into, layers, description["aliases"])
 
 
@@ -169,9 +189,13 @@ def _description(file: Any, path: Path) -> dict[str, Any]:
         found = json.loads(header["description"])
         version, layers, aliases = found["version"], found["layers"], found["aliases"]
         wrong = type(version) is not int or not isinstance(layers, dict) or not isinstance(aliases, dict) or not layers
-        wrong = wrong or not all(isinstance(one, dict) and "tied_to" in one for one in layers.values())
-        wrong = wrong or not all(isinstance(name, str) for name in aliases.values())
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        wrong = wrong or not all(
+            isinstance(one, dict) and {"tied_to", "same_as"} <= set(one) for one in layers.values()
+        )
+        wrong = wrong or not all(one["same_as"] in layers for one in layers.values())
+        stored = set(file.keys())
+        wrong = wrong or not set(aliases.values()) <= stored or bool(set(aliases) & stored) or version < 1
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the description in {path} cannot be read ({type(error).__name__}: {error}).") from None
     if wrong:
         raise ValueError(f"the description in {path} has not the parts that it should have.")
@@ -184,8 +208,8 @@ def _description(file: Any, path: Path) -> dict[str, Any]:
 
 def _layer(name: str, description: Any, path: Path) -> StructuredTable:
     try:
-        return rebuilt({key: value for key, value in description.items() if key != "tied_to"})
-    except ValueError as error:
+        return rebuilt({key: value for key, value in description.items() if key not in ("tied_to", "same_as")})
+    except (ValueError, ArithmeticError, RuntimeError) as error:
         raise ValueError(f"layer {name!r} in {path}: {error}") from None
 
 
@@ -196,8 +220,11 @@ def _tie(layers: dict[str, StructuredTable], name: str, to: Any, path: Path) -> 
     head, table = layers[name], layers.get(to) if isinstance(to, str) else None
     if not isinstance(head, Head) or table is None or isinstance(table, Head) or table.structure != head.structure:
         raise ValueError(f"{path} ties {name!r} to {to!r}, which is no table of its shape.")
-    tied = type(head).tied_to(table, head.bias is not None, impl=head.impl, memory_budget=head.memory_budget)
-    layers[name] = tied
+    try:
+        bias = head.bias is not None
+        layers[name] = type(head).tied_to(table, bias, impl=head.impl, memory_budget=head.memory_budget)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"layer {name!r} in {path}: {error}") from None
 
 
 def _check_shapes(layer: StructuredTable, name: str, shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
@@ -216,7 +243,7 @@ def _alone(file: Any, layers: Mapping[str, StructuredTable], path: Path) -> nn.M
     layer = layers[""]
     if set(layer.state_dict()) != set(file.keys()):
         raise ValueError(f"{path} has other tensors than its layer: {_difference(file.keys(), layer.state_dict())}.")
-    layer.load_state_dict({name: file.get_tensor(name) for name in file.keys()}, assign=True)  # noqa: SIM118
+    layer.load_state_dict(_state(file, {}), assign=True)
     return layer
 
 
@@ -224,7 +251,7 @@ def _expected(model: nn.Module, layers: Mapping[str, StructuredTable]) -> dict[s
     """Names and shapes of the model's tensors once the layers are in it."""
     inside = tuple(f"{name}." for name in layers)
     kept = {key: tuple(t.shape) for key, t in model.state_dict().items() if not key.startswith(inside)}
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     missing = [name for name in layers if name not in modules]
     if missing or "" in layers:
         raise ValueError(f"the model has no {', '.join(missing) or 'place for a layer that is a file by itself'}.")
@@ -233,18 +260,43 @@ def _expected(model: nn.Module, layers: Mapping[str, StructuredTable]) -> dict[s
     }
 
 
+def _check_place(name: str, old: nn.Module, layer: StructuredTable, path: Path) -> None:
+    """What a layer replaces is a table or head of its size."""
+    kinds: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
+        EmbeddingBag: (nn.EmbeddingBag, EmbeddingBag),
+        Head: (nn.Linear, Head),
+        Embedding: (nn.Embedding, Embedding),
+    }
+    allowed = next(places for kind, places in kinds.items() if isinstance(layer, kind))
+    size = (layer.structure.rows, layer.structure.cols)
+    if isinstance(old, StructuredTable):
+        found = (old.structure.rows, old.structure.cols)
+    else:
+        found = tuple(getattr(getattr(old, "weight", None), "shape", ()))
+    if not isinstance(old, allowed) or found != size:
+        raise ValueError(
+            f"{path} is of another model: {name} there is {type(layer).__name__} {size}, here "
+            f"{type(old).__name__} {found}."
+        )
+
+
 def _filled(
     file: Any, model: nn.Module, layers: Mapping[str, StructuredTable], aliases: Mapping[str, str]
 ) -> nn.Module:
     state = _state(file, aliases)
-    modules = dict(model.named_modules())
+    modules = dict(model.named_modules(remove_duplicate=False))
     for name, layer in layers.items():
         old = modules[name]
         layer.train(old.training)
-        frozen = [not p.requires_grad for p in old.parameters()]
         inside = {key[len(name) + 1 :]: tensor for key, tensor in state.items() if key.startswith(f"{name}.")}
         layer.load_state_dict(inside, assign=True)
-        layer.requires_grad_(not (frozen and all(frozen)))
+        own = next((p for key, p in old.named_parameters() if key != "bias"), None)
+        if own is not None and not own.is_meta:
+            layer.to(device=own.device, dtype=own.dtype)
+        for key, parameter in layer.named_parameters():
+            like = getattr(old, "bias", None) if key == "bias" else own
+            if like is not None and not (isinstance(layer, Head) and layer.is_tied and key != "bias"):
+                parameter.requires_grad_(like.requires_grad)
     for name, layer in layers.items():
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, layer)

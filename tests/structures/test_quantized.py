@@ -133,3 +133,42 @@ def test_codebooks_train():
         loss.backward()
         optimiser.step()
     assert float(loss.detach()) < 0.5 * before
+
+
+@pytest.mark.parametrize("format", [tb.QuantizedRows(), tb.QuantizedRows(group=16), tb.QuantizedRows(bits=4)], ids=str)
+@pytest.mark.parametrize("std", [1e-2, 1e-3, 1e-4])
+def test_half_precision_holds_the_scales_of_small_numbers(format, std):
+    rows = table() * std
+    layer = tb.Embedding.from_pretrained(rows, format)
+    error = float((layer.half().weight.float() - rows).norm() / rows.norm())
+    assert error < layer.fit_error + 0.02
+
+
+@pytest.mark.parametrize("mean", [0.0, 1.0, 100.0, 1000.0])
+def test_product_quantisation_of_columns_far_from_zero(mean):
+    rows = mean + 0.01 * table(2000, 8)
+    layer = tb.Embedding.from_pretrained(rows, tb.ProductQuantized(parts=8))
+    # A float32 of size 1000 is itself rounded by a hundredth of the spread.
+    assert float((layer.weight - rows).norm() / (rows - mean).norm()) < 0.03
+
+
+@pytest.mark.parametrize("size", [1e-30, 1e20])
+def test_product_quantisation_of_any_size(size):
+    layer = tb.Embedding.from_pretrained(table() * size, tb.ProductQuantized(parts=32))
+    assert layer.fit_error < 0.2
+
+
+def test_rotations_follow_the_tables_dtype():
+    torch.set_default_dtype(torch.float64)
+    try:
+        layer = tb.Embedding.from_pretrained(table(300, 8).float(), tb.ProductQuantized(parts=2, rotate=True))
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert layer.rotation.dtype == torch.float32
+
+
+def test_a_bias_alone_can_be_trained():
+    head = tb.Head.from_pretrained(table(300, 8), tb.ProductQuantized(parts=4), bias=torch.zeros(300))
+    head.bias.requires_grad_()
+    head.loss(torch.randn(3, 8), torch.tensor([1, 2, 3])).backward()
+    assert head.bias.grad.count_nonzero() == 300

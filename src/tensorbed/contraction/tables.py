@@ -83,7 +83,8 @@ class _Entries(Part):
 
     def backward(self, vectors: Vectors, grad: Tensor, tape: Tape) -> None:
         assert isinstance(vectors, _Tabled)
-        assert vectors.made_grad is not None
+        if vectors.made_grad is None:  # only a bias is trained
+            return
         leaf = vectors.made.detach().requires_grad_()
         with recording(True):
             again = F.embedding_bag(self.places, leaf, mode="sum")

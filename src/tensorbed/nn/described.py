@@ -33,6 +33,8 @@ _DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.float32, torch.float64, tor
 def described(layer: StructuredTable) -> dict[str, Any]:
     """Class, structure, dtype and options of a layer, for JSON."""
     kind = next((name for name, cls in _KINDS.items() if isinstance(layer, cls)), None)
+    if type(layer).forward is not _KINDS[kind or "Embedding"].forward:
+        raise TypeError(f"a {type(layer).__name__} has a forward of its own, which a file cannot hold.")
     text = layer.structure.text
     if kind is None or text is None or registered().get(layer.structure.kind) is not type(layer.structure):
         raise TypeError(f"a {type(layer).__name__} over {layer.structure.kind} cannot be described; register its kind.")
@@ -64,5 +66,5 @@ def rebuilt(description: Any, device: torch.device | str | None = "meta") -> Str
         else:
             layer.impl = impl
         return layer
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, RuntimeError) as error:
         raise ValueError(f"not a description of a layer that this version knows ({error}).") from error

@@ -161,17 +161,17 @@ class ProductQuantized(Format):
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         """K-means on every part; with a rotation, alternating with the best one for the codes (Procrustes)."""
         structure = self.bind(budget)
-        rotation = torch.eye(budget.cols, dtype=torch.float32, device=table.device) if self.rotate else None
-        codes, books = _quantised(structure, table.float(), self.sweeps, "quantising parts")
-        for round_ in range(_ROUNDS if self.rotate else 0):
-            assert rotation is not None
-            made = structure._made({"codebooks": books, "rotation": torch.eye(budget.cols)}, codes)
-            left, _, right = torch.linalg.svd(made.T @ table.float())
+        table = table.double() if table.dtype == torch.float64 else table.float()
+        codes, books = _quantised(structure, table, self.sweeps, "quantising parts")
+        if not self.rotate:
+            return Fit(structure, {"codes": codes, "codebooks": books})
+        plain, rotation = replace(structure, rotated=False), torch.eye(budget.cols).to(table)
+        for number in range(1, _ROUNDS + 1):
+            left, _, right = torch.linalg.svd(plain._made({"codebooks": books}, codes).T @ table)
             rotation = left @ right
-            label = f"quantising parts, rotation {round_ + 1} of {_ROUNDS}"
-            codes, books = _quantised(structure, table.float() @ rotation.T, self.sweeps, label)
-        found = {"codes": codes, "codebooks": books}
-        return Fit(structure, found if rotation is None else {**found, "rotation": rotation})
+            label = f"quantising parts, rotation {number} of {_ROUNDS}"
+            codes, books = _quantised(structure, table @ rotation.T, self.sweeps, label)
+        return Fit(structure, {"codes": codes, "codebooks": books, "rotation": rotation})
 
 
 def _divisors(n: int) -> list[int]:
@@ -180,8 +180,12 @@ def _divisors(n: int) -> list[int]:
 
 def _quantised(structure: ProductQuantizedMatrix, table: Tensor, sweeps: int, label: str) -> tuple[Tensor, Tensor]:
     width = structure.cols // structure.parts
-    found = [
-        k_means(table[:, m * width : (m + 1) * width].contiguous(), structure.words, sweeps)
-        for m in track(range(structure.parts), label)
-    ]
+    found = []
+    for m in track(range(structure.parts), label):
+        part = table[:, m * width : (m + 1) * width]
+        # Distances are differences of squares: they want numbers around 0, of size 1.
+        middle = part.mean(0)
+        size = (part - middle).abs().amax().clamp_min(torch.finfo(part.dtype).tiny)
+        codes, book = k_means(((part - middle) / size).float().contiguous(), structure.words, sweeps)
+        found.append((codes, book.to(part.dtype) * size + middle))
     return torch.stack([codes for codes, _ in found], 1).to(torch.uint8), torch.stack([book for _, book in found])

@@ -14,7 +14,7 @@ from tensorbed.structures.formats import Budget, Fit, Format
 from tensorbed.structures.registry import register
 
 _BLOCK = 2**20  # numbers of the table quantised at once
-_STEPS = 127  # of a group's scale, of either sign
+_STEPS = 128  # of a group's scale, of either sign; the largest is 127
 _CLIPS = (
     1.0,
     0.97,
@@ -30,7 +30,7 @@ _CLIPS = (
 @register("quantized_rows")
 @dataclass(frozen=True)
 class QuantizedRowsMatrix(Structure):
-    r"""``codes * steps * scale``: integers of 8 or 4 bits, in 4 of them two a byte, the first one low.
+    r"""``codes / 2**(bits - 1) * steps / 128 * scale``, codes of 8 or 4 bits, then two a byte, the first one low.
 
     With groups each ``group`` columns of a row have a step of their own, an 8-bit integer of either sign that
     multiplies the row's scale; without, one step is the whole row's and is left out.
@@ -72,11 +72,16 @@ class QuantizedRowsMatrix(Structure):
         return self._made(p["codes"], p.get("steps"), p["scale"])
 
     def _made(self, codes: Tensor, steps: Tensor | None, scale: Tensor) -> Tensor:  # -> (n, cols)
-        numbers = (codes if self.bits == 8 else unpacked(codes, self.cols)).to(scale.dtype)
+        numbers = (codes if self.bits == 8 else unpacked(codes, self.cols)).to(scale.dtype) / self._reach
         if steps is not None:
-            widths = steps.to(scale.dtype).repeat_interleave(self.group, 1)[:, : self.cols]
+            widths = steps.to(scale.dtype).repeat_interleave(self.group, 1)[:, : self.cols] / _STEPS
             numbers = numbers * widths
         return numbers * scale
+
+    @property
+    def _reach(self) -> int:
+        """The largest code, so that a scale is as large as the row's numbers and half precision holds it."""
+        return 128 if self.bits == 8 else 8
 
     @property
     def row_multiply_adds(self) -> int:
@@ -139,14 +144,15 @@ def _fitted(structure: QuantizedRowsMatrix, rows: Tensor) -> dict[str, Tensor]: 
     step = _best_step(padded, low, high)  # (n, groups)
     if group >= cols:
         codes = _coded(padded, step, low, high).view(n, -1)[:, :cols]
-        return {"codes": codes.to(torch.int8) if structure.bits == 8 else packed(codes), "scale": step}
-    scale = step.abs().amax(1, keepdim=True) / _STEPS
+        stored = codes.to(torch.int8) if structure.bits == 8 else packed(codes)
+        return {"codes": stored, "scale": step * structure._reach}
+    scale = step.abs().amax(1, keepdim=True) / (_STEPS - 1)
     whole = torch.where(scale > 0, (step / scale.clamp_min(torch.finfo(scale.dtype).tiny)).round(), 0)
     # A group that is small beside others keeps the smallest step rather than none.
     whole = torch.where((whole == 0) & (step != 0), step.sign(), whole)
     codes = _coded(padded, whole * scale, low, high).view(n, -1)[:, :cols]
     stored = codes.to(torch.int8) if structure.bits == 8 else packed(codes)
-    return {"codes": stored, "steps": whole.to(torch.int8), "scale": scale}
+    return {"codes": stored, "steps": whole.to(torch.int8), "scale": scale * structure._reach * _STEPS}
 
 
 def _best_step(groups: Tensor, low: int, high: int) -> Tensor:  # (n, g, group) -> (n, g)
