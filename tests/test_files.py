@@ -349,3 +349,21 @@ def test_permissions_and_links_stay(tmp_path):
     assert link.is_symlink()
     assert real.stat().st_mode & 0o777 == 0o640
     assert tb.load(real).structure.ranks == (1, 2, 2, 1)
+
+
+def test_a_model_that_does_not_take_its_tensors_is_as_it_was(tmp_path):
+    class Stubborn(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.words = nn.Linear(2, 2), nn.Embedding(300, 12)
+            self.register_buffer("b", torch.ones(1).expand(4))  # cannot be written to
+
+    model = Stubborn()
+    good = Stubborn()
+    good.b, good.words = torch.zeros(4), tb.TTEmbedding(300, 12, 3)
+    tb.save(good, tmp_path / "m")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(ValueError, match="it is as it was"):
+        tb.load(tmp_path / "m", into=model)
+    assert type(model.words) is nn.Embedding
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())

@@ -297,12 +297,23 @@ def _filled(
             like = getattr(old, "bias", None) if key == "bias" else own
             if like is not None and not (isinstance(layer, Head) and layer.is_tied and key != "bias"):
                 parameter.requires_grad_(like.requires_grad)
+    rest = {key: tensor for key, tensor in state.items() if not key.startswith(tuple(f"{name}." for name in layers))}
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items() if key in rest}
+    try:
+        model.load_state_dict(rest, strict=False)
+        _put(model, layers)
+    except Exception as error:
+        _put(model, {name: modules[name] for name in layers})
+        with suppress(Exception):  # what could not be written to was not
+            model.load_state_dict(before, strict=False)
+        raise ValueError(f"the model did not take its tensors ({error}); it is as it was.") from error
+    return model
+
+
+def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
     for name, layer in layers.items():
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, layer)
-    rest = {key: tensor for key, tensor in state.items() if not key.startswith(tuple(f"{name}." for name in layers))}
-    model.load_state_dict(rest, strict=False)
-    return model
 
 
 def _difference(found: Any, expected: Any) -> str:

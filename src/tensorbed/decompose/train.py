@@ -76,5 +76,7 @@ def split_core(core: Tensor, i: int, j: int) -> Tensor:
 
 
 def frobenius(table: Tensor) -> float:
-    """Norm in float64, whatever the dtype."""
-    return float(torch.linalg.vector_norm(table.detach(), dtype=torch.float64))
+    """Norm in float64, whatever the dtype, without a copy of the whole in it."""
+    flat = table.detach().reshape(-1)
+    parts = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in flat.split(2**22)]
+    return float(torch.linalg.vector_norm(torch.stack(parts))) if parts else 0.0

@@ -131,10 +131,15 @@ class QuantizedRows(Format):
         """Codes, steps and scales of least squared error, row by row."""
         structure = self.bind(budget)
         height = max(1, _BLOCK // budget.cols)
-        starts = track(range(0, budget.rows, height), "quantising rows")
-        parts = [_fitted(structure, table[a : a + height].double()) for a in starts]
-        names = [spec.name for spec in structure.tensors()]
-        return Fit(structure, {name: torch.cat([part[name] for part in parts]) for name in names})
+        # Written where they stay: results kept between blocks that come and go would hold the blocks' memory too.
+        found = {
+            spec.name: torch.empty(spec.shape, dtype=spec.dtype or torch.float64, device=table.device)
+            for spec in structure.tensors()
+        }
+        for start in track(range(0, budget.rows, height), "quantising rows"):
+            for name, part in _fitted(structure, table[start : start + height].double()).items():
+                found[name][start : start + height] = part
+        return Fit(structure, found)
 
 
 def _fitted(structure: QuantizedRowsMatrix, rows: Tensor) -> dict[str, Tensor]:  # (n, cols) float64
