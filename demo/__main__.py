@@ -19,7 +19,7 @@ from rich.table import Table
 import tensorbed as tb
 from demo.corpus import Corpus, read_corpus
 from demo.display import Display, track_files
-from demo.model import EMBEDDING_STD, HEAD_STD, MEMORY_BUDGET, LanguageModel
+from demo.model import EMBEDDING_STD, HEAD_STD, LanguageModel
 from demo.page import Results, Row, write_results
 from demo.training import LEARNING_RATE, WINDOW, Lanes, Run, Settings, train
 from tensorbed.structures import Format
@@ -146,7 +146,6 @@ def describe(settings: Settings, corpus: Corpus, lanes: Lanes, folder: Path | No
             "learning_rate": LEARNING_RATE,
             "embedding_std": EMBEDDING_STD,
             "head_std": HEAD_STD,
-            "memory_budget": MEMORY_BUDGET,
         },
         versions={"Python": platform.python_version(), "PyTorch": torch.__version__, "tensorbed": tb.__version__},
         command="python -m demo " + " ".join(f"--{name} {value}" for name, value in options.items()),

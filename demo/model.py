@@ -12,9 +12,6 @@ from tensorbed.structures import Format
 # it, for each format; 0.2 for both ends was worse by 3 or 4 % for full tables and for a train of rank 16.
 EMBEDDING_STD = 0.3
 HEAD_STD = 0.1
-# Bytes of the blocks the loss is computed in. The usual, a fifth of the 20 MB that a step's logits would take, takes
-# trains up to twice as long.
-MEMORY_BUDGET = 16 << 20
 
 State = tuple[Tensor, Tensor]
 
@@ -36,7 +33,7 @@ class LanguageModel(nn.Module):
         # The tables come last: whatever they draw, the body has drawn the same numbers before them. One call of
         # tb.embedding_and_head would make both with one spread; here the embedding likes a larger one than the head.
         self.embedding = tb.Embedding(vocab, dim, format, std=EMBEDDING_STD)
-        self.head = tb.Head(dim, vocab, format, bias=True, std=HEAD_STD, memory_budget=MEMORY_BUDGET)
+        self.head = tb.Head(dim, vocab, format, bias=True, std=HEAD_STD)
         # Born knowing how frequent words are, it does not spend its first hundreds of steps on that.
         assert self.head.bias is not None
         with torch.no_grad():

@@ -95,7 +95,6 @@ def as_html(results: Results) -> str:
         unknown=f"{corpus['unknown_share']:.1%}",
         by_frequency=f"{corpus['perplexity_by_frequency']:.0f}",
         body=f"{rest - corpus['words']:,}",
-        budget=f"{model['memory_budget'] / 2**20:.0f} MiB",
         **{name: f"{value:,}" for name, value in asdict(settings).items()},
         **{name: str(model[name]) for name in ("window", "learning_rate", "embedding_std", "head_std", "hidden")},
     )

@@ -3,16 +3,15 @@
 import ast
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
+from others import Coded, Scaled, ScaledMatrix
 
 import tensorbed
-from tensorbed.structures import Structure, TensorSpec, register, registered
+from tensorbed.structures import register, registered
 from tensorbed.structures import registry as registry_module
-from tensorbed.structures.formats import Budget, Fit, Format
+from tensorbed.structures.formats import Budget
 from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, HeadLimits, Sample, StructureLaws, TracingLaws
 
 SOURCE = Path(tensorbed.__file__).parent
@@ -91,78 +90,6 @@ def test_public_names():
 def test_files_have_one_subject():
     for file in SOURCE.rglob("*.py"):
         assert len(file.read_text().splitlines()) <= 400, file
-
-
-# A structure by someone else: one class and one format, and the suite runs.
-
-
-@dataclass(frozen=True)
-class ScaledMatrix(Structure):
-    """A fixed pattern times one number a column: the smallest structure there is."""
-
-    fits_exactly = True
-
-    def tensors(self):
-        return (TensorSpec("scale", (self.cols,)),)
-
-    def take(self, p, index):
-        return torch.cos(index.double())[:, None].to(p["scale"].dtype) * p["scale"]
-
-    def full(self, p):
-        return self.take(p, torch.arange(self.rows, device=p["scale"].device))
-
-    def initialise(self, p, std, generator=None):
-        p["scale"].normal_(generator=generator)
-        p["scale"].mul_(std / self.full(p).square().mean().sqrt())
-
-    def describe(self):
-        return "scaled"
-
-
-@dataclass(frozen=True)
-class Scaled(Format):
-    def bind(self, budget):
-        return ScaledMatrix(budget.rows, budget.cols)
-
-    def fit(self, table, budget):
-        pattern = torch.cos(torch.arange(budget.rows, dtype=torch.float64))
-        return Fit(self.bind(budget), {"scale": pattern @ table.double() / pattern.square().sum()})
-
-
-@dataclass(frozen=True)
-class CodedMatrix(Structure):
-    """Integer codes, a number a row, and what follows from that: no draw, no exact fit."""
-
-    can_initialise = False
-    fits_exactly = False
-
-    def tensors(self):
-        codes = TensorSpec("codes", (self.rows, self.cols), torch.int8, trainable=False)
-        return (codes, TensorSpec("scale", (self.rows, 1)))
-
-    def take(self, p, index):
-        scale = p["scale"].index_select(0, index)
-        return p["codes"].index_select(0, index).to(scale.dtype) * scale
-
-    def full(self, p):
-        return p["codes"].to(p["scale"].dtype) * p["scale"]
-
-    def describe(self):
-        return "8 bits"
-
-
-@dataclass(frozen=True)
-class Coded(Format):
-    def bind(self, budget):
-        return CodedMatrix(budget.rows, budget.cols)
-
-    def fit(self, table, budget):
-        scale = table.double().abs().amax(1, keepdim=True) / 127
-        return Fit(self.bind(budget), {"codes": (table / scale).round().to(torch.int8), "scale": scale})
-
-
-ScaledMatrix.kind = "scaled"
-CodedMatrix.kind = "coded"
 
 
 class TestSomeoneElsesStructure(StructureLaws, EmbeddingParity, BagParity, HeadLaws, HeadLimits, TracingLaws):

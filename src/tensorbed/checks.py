@@ -27,13 +27,15 @@ def require_positive(value: object, name: str) -> int:
     return number
 
 
-def require_number(value: object, name: str, *, low: float, high: float = math.inf) -> float:
-    """A finite number in ``(low, high)``, or an error that shows it."""
+def require_number(value: object, name: str, *, low: float, high: float = math.inf, inclusive: bool = False) -> float:
+    """A finite number in ``(low, high)``, or in ``[low, high]``, or an error that shows it."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__}).")
     number = float(value)
-    if not (low < number < high):
-        bound = f"greater than {low:g}" + ("" if high == math.inf else f" and less than {high:g}")
+    inside = low <= number <= high if inclusive else low < number < high
+    if not inside or number == math.inf:
+        above, below = ("of at least", "at most") if inclusive else ("greater than", "less than")
+        bound = f"{above} {low:g}" + ("" if high == math.inf else f" and {below} {high:g}")
         raise ValueError(f"{name}={value}: must be a finite number {bound}.")
     return number
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from tensorbed.checks import naming, require_int
 from tensorbed.nn.bag import EmbeddingBag
+from tensorbed.nn.described import put
 from tensorbed.nn.embedding import Embedding, ScaledEmbedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable, check_format
@@ -69,10 +70,7 @@ def compress_(
     before = _sizes(model)
     tables, left = _found(model, format, min_rows, tuple(skip), include_heads, tied)
     made = [_made(table, tied, fit) for table in tables]
-    for replaced, _ in made:
-        for name, layer in replaced.items():
-            parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, layer)
+    put(model, {name: layer for replaced, _ in made for name, layer in replaced.items()})
     after = _sizes(model)
     entries = tuple(entry for _, group in made for entry in group)
     return Report(entries, before[0], after[0], before[1], after[1], left)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from tensorbed.nn.bag import EmbeddingBag
-from tensorbed.nn.described import described, rebuilt
+from tensorbed.nn.described import described, put, rebuilt
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
@@ -301,19 +301,12 @@ def _filled(
     before = {key: tensor.clone() for key, tensor in model.state_dict().items() if key in rest}
     try:
         model.load_state_dict(rest, strict=False)
-        _put(model, layers)
+        put(model, layers)
     except Exception as error:
-        _put(model, {name: modules[name] for name in layers})
         with suppress(Exception):  # what could not be written to was not
             model.load_state_dict(before, strict=False)
         raise ValueError(f"the model did not take its tensors ({error}); it is as it was.") from error
     return model
-
-
-def _put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
-    for name, layer in layers.items():
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, layer)
 
 
 def _difference(found: Any, expected: Any) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import inf
 from typing import Any
 
 import torch
@@ -55,7 +54,7 @@ class Plan(Mapping[str, Format | None]):
     Attributes:
         sizes: rows and columns of each table.
         chosen: what was chosen, ``Dense`` where it stays.
-        options: all that were weighed.
+        options: all that were weighed, the dense table first.
         allowed: bytes that all tables together may take.
     """
 
@@ -102,7 +101,7 @@ class Plan(Mapping[str, Format | None]):
             (name, "{:,} x {:,}".format(*self.sizes[name]), repr(one.format), f"{one.bytes / 1e6:,.2f}", *_shown(one))
             for name, one in self.chosen.items()
         ]
-        dense = sum(4 * rows * cols for rows, cols in self.sizes.values())
+        dense = sum(table[0].bytes for table in self.options.values())
         total = ("all", "", "", f"{self.bytes / 1e6:,.2f}", f"{dense / max(1, self.bytes):,.1f}", "")
         lines = aligned([head, *rows, total], "<<<>>>")
         if not self.fits:
@@ -269,4 +268,4 @@ def _price(one: Option, other: Option) -> tuple[float, float]:
 
 def _shown(option: Option) -> tuple[str, str]:
     error = option.error
-    return f"{option.ratio:,.1f}", "-" if error is None else f"{min(error, inf):.3f}"
+    return f"{option.ratio:,.1f}", "-" if error is None else f"{error:.3f}"

@@ -227,6 +227,8 @@ def test_scores_beyond_the_range_of_exp(head, batch):
         (lambda h, x, y: tb.linear_cross_entropy(x, h, y, linear_bias=torch.ones(101).double()), ValueError, "float64"),
         (lambda h, x, y: tb.Head(5, 5, tb.Dense(), "no"), TypeError, "bias says whether"),
         (lambda h, x, y: tb.TTHead.tied_to(tb.LowRankEmbedding(5, 5)), TypeError, "use tb.Head.tied_to"),
+        (lambda h, x, y: tb.LowRankHead.tied_to(tb.TTEmbedding(6, 4)), TypeError, "use tb.Head.tied_to"),
+        (lambda h, x, y: h(x, y, smoothing=0.1), TypeError, "unexpected smoothing"),
         (lambda h, x, y: tb.linear_cross_entropy(x, h.structure, y), TypeError, "give params= with core_0"),
         (lambda h, x, y: tb.linear_cross_entropy(x, h, y, params={}), TypeError, "has its own tensors"),
         (lambda h, x, y: tb.linear_cross_entropy(x, nn.Linear(2, 2), y), TypeError, "expected a layer of tensorbed"),
@@ -421,3 +423,34 @@ def test_tiles_cover_every_vector_and_row_once(tokens, budget):
         assert [i for at in groups for i in range(at.start, at.stop)] == list(range(tokens))
         assert [i for a, b in blocks for i in range(a, b)] == list(range(101))
         assert max(at.stop - at.start for at in groups) <= schedule.group
+
+
+@pytest.mark.parametrize("reduction", ["mean", "none"])
+def test_a_dense_head_without_pytorchs_fused_loss(monkeypatch, reduction):
+    """Older PyTorch has none: the same in chunks of ours."""
+    head, h = tb.Head(24, 101, tb.Dense(), bias=True), torch.randn(9, 24, requires_grad=True)
+    target = torch.randint(0, 101, (9,))
+    expected = F.cross_entropy(F.linear(h, head.weight, head.bias), target, reduction=reduction)
+    monkeypatch.delattr(F, "linear_cross_entropy", raising=False)
+    made = head.loss(h, target, reduction=reduction)
+    assert_near(made, expected)
+    leaves = [h, *head.parameters()]
+    for one, other in zip(
+        torch.autograd.grad(made.sum(), leaves), torch.autograd.grad(expected.sum(), leaves), strict=True
+    ):
+        assert_near(one, other)
+
+
+@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this PyTorch has no fused loss")
+def test_a_dense_head_uses_pytorchs_fused_loss_in_chunks(monkeypatch):
+    head, seen, real = tb.Head(24, 101, tb.Dense()), [], F.linear_cross_entropy
+
+    def watched(*args, **kwargs):
+        seen.append(kwargs["options"].batch_chunk_size)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(F, "linear_cross_entropy", watched)
+    head.memory_budget = 4 * 101 * 7
+    head.loss(torch.randn(50, 24), torch.randint(0, 101, (50,)))
+    assert seen == [7]
+    assert head.explain(50, training=True).path == "torch.nn.functional.linear_cross_entropy"

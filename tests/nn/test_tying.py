@@ -4,53 +4,20 @@ import copy
 import io
 import pickle
 import zipfile
-from dataclasses import dataclass
 
 import pytest
 import torch
 import torch.nn.functional as F
+from others import Coded
 from safetensors import safe_open
 from safetensors.torch import load_model, save_model
 from samples import SAMPLES
 from torch import nn
 
 import tensorbed as tb
-from tensorbed.structures import Fit, Format, Structure, TensorSpec
 from tensorbed.testing import Draw, Sample, assert_near
 
 PADDING = 4
-
-
-@dataclass(frozen=True)
-class CodedMatrix(Structure):
-    """Someone else's structure, whose codes are a buffer: a tie holds for those too."""
-
-    can_initialise = False
-    kind = "coded"
-
-    def tensors(self):
-        codes = TensorSpec("codes", (self.rows, self.cols), torch.int8, trainable=False)
-        return (codes, TensorSpec("scale", (self.rows, 1)))
-
-    def take(self, p, index):
-        scale = p["scale"].index_select(0, index)
-        return p["codes"].index_select(0, index).to(scale.dtype) * scale
-
-    def full(self, p):
-        return p["codes"].to(p["scale"].dtype) * p["scale"]
-
-    def describe(self):
-        return "8 bits"
-
-
-@dataclass(frozen=True)
-class Coded(Format):
-    def bind(self, budget):
-        return CodedMatrix(budget.rows, budget.cols)
-
-    def fit(self, table, budget):
-        scale = table.double().abs().amax(1, keepdim=True) / 127
-        return Fit(self.bind(budget), {"codes": (table / scale).round().to(torch.int8), "scale": scale})
 
 
 # Of every structure two shapes far apart; the later laws, of bookkeeping and not of numbers, take one.

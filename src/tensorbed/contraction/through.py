@@ -10,7 +10,7 @@ Each step is one matrix, the core, times every vector and prefix at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import combinations, pairwise
 from math import prod
@@ -43,18 +43,14 @@ class Route:
 CoresOf = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
-def ways(chain: Chain, cores_of: CoresOf = list) -> list[Way]:
+@lru_cache(maxsize=256)
+def ways(chain: Chain, cores_of: CoresOf = list) -> tuple[Way, ...]:
     """Every route through the cores whose merged cores stay well below the table.
 
     ``cores_of`` makes them from the structure's tensors, differentiably.
     """
-    return [replace(way, open=partial(ThroughCores, chain, route, cores_of)) for route, way in _ways(chain)]
-
-
-@lru_cache(maxsize=256)
-def _ways(chain: Chain) -> list[tuple[Route, Way]]:
-    found = [(route, _way(chain, route)) for route in _routes(chain.order)]
-    return [(route, way) for route, way in found if way is not None]
+    found = (_way(chain, route, cores_of) for route in _routes(chain.order))
+    return tuple(way for way in found if way is not None)
 
 
 def _routes(order: int) -> Iterator[Route]:
@@ -65,7 +61,7 @@ def _routes(order: int) -> Iterator[Route]:
         yield from (Route(groups, False), Route(groups, True))
 
 
-def _way(chain: Chain, route: Route) -> Way | None:
+def _way(chain: Chain, route: Route, cores_of: CoresOf) -> Way | None:
     sizes = _merged_chain(chain, route)
     merged = sum(prod(sizes.core_shape(k)) for k in range(sizes.order))
     own = sum(prod(chain.core_shape(k)) for k in range(chain.order))
@@ -83,7 +79,7 @@ def _way(chain: Chain, route: Route) -> Way | None:
         kept=sum(s.parts * s.height * s.width for s in steps[:-1]) + (0 if in_order else prod(chain.row_factors)),
         spared=sum(counts[:-1]),
         step=chain.rows if route.reverse else prod(sizes.row_factors[1:]),
-        open=partial(ThroughCores, chain, route, list),
+        open=partial(ThroughCores, chain, route, cores_of),
     )
 
 

@@ -1,10 +1,13 @@
-"""Layers as plain data and back: what files keep of a layer besides its tensors."""
+"""Layers as plain data and back, what files keep of a layer besides its tensors; and layers into a model."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
+from torch import nn
 
 from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.embedding import Embedding, ScaledEmbedding
@@ -68,3 +71,20 @@ def rebuilt(description: Any, device: torch.device | str | None = "meta") -> Str
         return layer
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, RuntimeError) as error:
         raise ValueError(f"not a description of a layer that this version knows ({error}).") from error
+
+
+def put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    """Set modules by their full names, all or, where the model refuses one, none."""
+    before = {name: model.get_submodule(name) for name in layers}
+    try:
+        _set(model, layers)
+    except Exception:
+        with suppress(Exception):
+            _set(model, before)
+        raise
+
+
+def _set(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
+    for name, layer in layers.items():
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, layer)

@@ -234,8 +234,10 @@ class Head(StructuredTable):
     def _loss(
         self, vocabulary: Vocabulary, h: Tensor, target: Any, class_weight: Tensor | None = None, **said: Any
     ) -> Tensor:
-        said.setdefault("memory_budget", self.memory_budget)
-        return loss_of(vocabulary, h, target, class_weight, Options(**said), impl=self.impl)
+        if unknown := [name for name in said if name not in Options.__dataclass_fields__]:
+            raise TypeError(f"unexpected {', '.join(unknown)}; see head.loss for what a loss takes.")
+        options = Options(**{"memory_budget": self.memory_budget, **said})
+        return loss_of(vocabulary, h, target, class_weight, options, impl=self.impl)
 
     def loss(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Self
 
-import torch
 from torch import Tensor
 
 from tensorbed.nn.bag import EmbeddingBag
@@ -13,42 +12,17 @@ from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 from tensorbed.shapes import Shape
+from tensorbed.structures import Structure
 from tensorbed.structures.formats import DEFAULT_RANK
-from tensorbed.structures.low_rank import LowRank
+from tensorbed.structures.low_rank import LowRank, LowRankMatrix
 from tensorbed.structures.tensor_ring import TensorRing
 from tensorbed.structures.tensor_train import TensorTrain
 
 
-class _Chained(StructuredTable):
-    """Constructor of layers over a chain of cores."""
+class _OfChain(StructuredTable):
+    """Layers over a chain of cores: how they are fitted, and to what a head of that kind is tied."""
 
     _format: ClassVar[type[TensorTrain] | type[TensorRing]]
-
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        rank: int = DEFAULT_RANK,
-        *,
-        ranks: Sequence[int] | None = None,
-        ratio: float | None = None,
-        order: int = 3,
-        shape: Shape | None = None,
-        padding_idx: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
-    ) -> None:
-        format = self._format(**_sizes(rank, ranks=ranks, ratio=ratio), order=order, shape=shape)
-        super().__init__(
-            num_embeddings,
-            embedding_dim,
-            format,
-            padding_idx=padding_idx,
-            device=device,
-            dtype=dtype,
-            **options,
-        )
 
     @classmethod
     def from_pretrained(
@@ -64,7 +38,7 @@ class _Chained(StructuredTable):
         shape: Shape | None = None,
         **options: Any,
     ) -> Self:
-        """Fit to a trained table by ``rank``, ``ranks``, ``ratio`` or ``rel_error``; the rest as in :class:`Embedding`.
+        """Fit to a trained table by ``rank``, ``ranks``, ``ratio`` or ``rel_error``; the rest as in the layer itself.
 
         Example::
 
@@ -76,32 +50,13 @@ class _Chained(StructuredTable):
         layer: Self = super().from_pretrained(table, format, freeze, **options)  # type: ignore[misc]
         return layer
 
+    @classmethod
+    def _structure(cls) -> type[Structure]:
+        return cls._format.structure
 
-class _LowRanked(StructuredTable):
-    """Constructor of layers over ``U @ V.T``."""
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        rank: int = DEFAULT_RANK,
-        *,
-        ratio: float | None = None,
-        padding_idx: int | None = None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
-    ) -> None:
-        format = LowRank(**_sizes(rank, ratio=ratio))
-        super().__init__(
-            num_embeddings,
-            embedding_dim,
-            format,
-            padding_idx=padding_idx,
-            device=device,
-            dtype=dtype,
-            **options,
-        )
+class _OfLowRank(StructuredTable):
+    """Layers over ``U @ V.T``."""
 
     @classmethod
     def from_pretrained(
@@ -114,16 +69,64 @@ class _LowRanked(StructuredTable):
         rel_error: float | None = None,
         **options: Any,
     ) -> Self:
-        """Fit to a trained table by ``rank``, ``ratio`` or ``rel_error``; the rest as in :class:`Embedding`."""
+        """Fit to a trained table by ``rank``, ``ratio`` or ``rel_error``; the rest as in the layer itself."""
         format = LowRank(rank=rank, ratio=ratio, rel_error=rel_error)
         layer: Self = super().from_pretrained(table, format, freeze, **options)  # type: ignore[misc]
         return layer
 
+    @classmethod
+    def _structure(cls) -> type[Structure]:
+        return LowRankMatrix
 
-class _ChainedHead(Head):
+
+class _Chained(_OfChain):
+    """Constructor of tables over a chain of cores."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        rank: int = DEFAULT_RANK,
+        *,
+        ranks: Sequence[int] | None = None,
+        ratio: float | None = None,
+        order: int = 3,
+        shape: Shape | None = None,
+        **options: Any,
+    ) -> None:
+        format = self._format(**_sizes(rank, ranks=ranks, ratio=ratio), order=order, shape=shape)
+        super().__init__(num_embeddings, embedding_dim, format, **options)
+
+
+class _LowRanked(_OfLowRank):
+    """Constructor of tables over ``U @ V.T``."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        rank: int = DEFAULT_RANK,
+        *,
+        ratio: float | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(num_embeddings, embedding_dim, LowRank(**_sizes(rank, ratio=ratio)), **options)
+
+
+class _NamedHead(Head):
+    """A head of one kind is tied to tables of that kind."""
+
+    @classmethod
+    def tied_to(cls, embedding: StructuredTable, bias: bool = False, **options: Any) -> Self:
+        """See :meth:`Head.tied_to`; the embedding's table is of this kind."""
+        structure = getattr(embedding, "structure", None)
+        if structure is not None and not isinstance(structure, cls._structure()):  # type: ignore[attr-defined]
+            raise TypeError(f"{cls.__name__}.tied_to a {structure.kind} table; use tb.Head.tied_to for any.")
+        return super().tied_to(embedding, bias, **options)
+
+
+class _ChainedHead(_OfChain, _NamedHead):  # type: ignore[misc]
     """Constructor of heads over a chain of cores."""
-
-    _format: ClassVar[type[TensorTrain] | type[TensorRing]]
 
     def __init__(
         self,
@@ -139,33 +142,7 @@ class _ChainedHead(Head):
         **options: Any,
     ) -> None:
         format = self._format(**_sizes(rank, ranks=ranks, ratio=ratio), order=order, shape=shape)
-        super().__init__(in_features, num_classes, format, bias, **options)
-
-    @classmethod
-    def from_pretrained(  # type: ignore[override]
-        cls,
-        table: Tensor,
-        freeze: bool = True,
-        *,
-        rank: int | None = None,
-        ranks: Sequence[int] | None = None,
-        ratio: float | None = None,
-        rel_error: float | None = None,
-        order: int = 3,
-        shape: Shape | None = None,
-        **options: Any,
-    ) -> Self:
-        """Fit to a trained weight by ``rank``, ``ranks``, ``ratio`` or ``rel_error``; the rest as in :class:`Head`."""
-        format = cls._format(rank=rank, ranks=ranks, ratio=ratio, rel_error=rel_error, order=order, shape=shape)
-        return super().from_pretrained(table, format, freeze, **options)
-
-    @classmethod
-    def tied_to(cls, embedding: StructuredTable, bias: bool = False, **options: Any) -> Self:
-        """See :meth:`Head.tied_to`; the embedding's table is of this kind."""
-        structure = getattr(embedding, "structure", None)
-        if structure is not None and not isinstance(structure, cls._format.structure):
-            raise TypeError(f"{cls.__name__}.tied_to a {structure.kind} table; use tb.Head.tied_to for any.")
-        return super().tied_to(embedding, bias, **options)
+        Head.__init__(self, in_features, num_classes, format, bias, **options)
 
 
 class TTHead(_ChainedHead):
@@ -183,7 +160,7 @@ class TRHead(_ChainedHead):
     _format = TensorRing
 
 
-class LowRankHead(Head):
+class LowRankHead(_OfLowRank, _NamedHead):  # type: ignore[misc]
     """:class:`Head` over ``U @ V.T``."""
 
     def __init__(
@@ -196,22 +173,7 @@ class LowRankHead(Head):
         bias: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(in_features, num_classes, LowRank(**_sizes(rank, ratio=ratio)), bias, **options)
-
-    @classmethod
-    def from_pretrained(  # type: ignore[override]
-        cls,
-        table: Tensor,
-        freeze: bool = True,
-        *,
-        rank: int | None = None,
-        ratio: float | None = None,
-        rel_error: float | None = None,
-        **options: Any,
-    ) -> Self:
-        """Fit to a trained weight by ``rank``, ``ratio`` or ``rel_error``; the rest as in :class:`Head`."""
-        format = LowRank(rank=rank, ratio=ratio, rel_error=rel_error)
-        return super().from_pretrained(table, format, freeze, **options)
+        Head.__init__(self, in_features, num_classes, LowRank(**_sizes(rank, ratio=ratio)), bias, **options)
 
 
 def _sizes(rank: int, **others: Any) -> dict[str, Any]:

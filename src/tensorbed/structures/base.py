@@ -75,6 +75,10 @@ class Structure(ABC):
     def tensors(self) -> tuple[TensorSpec, ...]:
         """The tensors it is kept in, in a fixed order. No name may contain "weight"."""
 
+    def named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Tensors in the order of :meth:`tensors`, by name."""
+        return {spec.name: tensor for spec, tensor in zip(self.tensors(), tensors, strict=True)}
+
     @abstractmethod
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """Reference: rows of the table in plain differentiable PyTorch, never from the table."""
@@ -139,11 +143,10 @@ class Structure(ABC):
 
     def way_by_rows(self, making: int) -> Way:
         """Rows made block by block; ``making`` is how many multiply-adds that takes for all of them."""
-        names = [spec.name for spec in self.tensors()]
 
         def rows(leaves: Sequence[Tensor], start: int, stop: int) -> Tensor:
             index = torch.arange(start, stop, device=leaves[0].device)
-            return self.lookup(dict(zip(names, leaves, strict=True)), index, "auto")
+            return self.lookup(self.named(leaves), index, "auto")
 
         return Way(
             name="rows",

@@ -54,7 +54,8 @@ class DenseMatrix(Structure):
         """PyTorch's own fused loss, ``chunk`` vectors at a time: as it comes it is many times slower on a CPU."""
         if not hasattr(F, "linear_cross_entropy"):
             return None
-        chunks = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk)
+        # A graph may be kept, as with any other loss; without being told PyTorch uses up its gradients.
+        chunks = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk, allow_retain_graph=True)
         return F.linear_cross_entropy(x, p["table"], target, options=chunks, **options)
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:

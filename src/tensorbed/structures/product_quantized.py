@@ -95,11 +95,10 @@ class ProductQuantizedMatrix(Structure):
         return [self.way_by_rows(making), tables]
 
     def _open_tables(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> LookupTables:
-        names = [spec.name for spec in self.tensors()]
         begin = torch.arange(self.parts, device=tensors[0].device) * self.words
 
         def tables(leaves: Sequence[Tensor], x: Tensor) -> Tensor:  # (cols, n) -> (parts * words, n)
-            p = dict(zip(names, leaves, strict=True))
+            p = self.named(leaves)
             turned = p["rotation"] @ x if self.rotated else x
             return torch.bmm(p["codebooks"], turned.view(self.parts, -1, x.shape[1])).flatten(0, 1)
 

@@ -188,11 +188,13 @@ class HeadLimits(Conformance):
 
     @on(one_of_each)
     def test_backward_twice(self, sample: Sample, draw: Draw) -> None:
-        for reduction in ("mean", "none"):
+        for reduction, smoothing in (("mean", 0.1), ("mean", 0.0), ("none", 0.0)):
             head = make_head(sample)
             h, target = vectors(draw, 6)
-            loss = head.loss(h, target, reduction=reduction, label_smoothing=0.1).sum()
+            loss = head.loss(h, target, reduction=reduction, label_smoothing=smoothing).sum()
             (first,) = torch.autograd.grad(loss, h, retain_graph=True)
             assert torch.equal(first, torch.autograd.grad(loss, h)[0])
+            if head.structure.fused_loss and smoothing == 0:  # torch's own loss keeps what it needs
+                continue
             with pytest.raises(RuntimeError, match="second time"):
                 torch.autograd.grad(loss, h)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorbed.checks import require_int
+from tensorbed.checks import require_int, require_number
 from tensorbed.dispatch import is_autocast, is_recorded, is_traced, is_transformed
 from tensorbed.functional import check_params
 from tensorbed.structures import Params, Structure
@@ -24,12 +24,12 @@ from tensorbed.vocabulary.targets import (
     check_hidden,
     check_ignore_index,
     check_per_class,
+    check_softcap,
     check_target_shape,
     check_targets,
     check_terms,
     check_together,
     checked_targets,
-    require_between,
 )
 
 IMPLS = ("auto", "reference")
@@ -94,7 +94,7 @@ def vocabulary_of(table: Structure | torch.nn.Module, params: Params | None, bia
     if params is not None:
         raise TypeError(f"params= goes with a structure; {type(table).__name__} has its own tensors.")
     made = getattr(table, "vocabulary", None)
-    if made is None:
+    if not callable(made):
         raise TypeError(f"expected a layer of tensorbed or a structure with params=, got {type(table).__name__}.")
     found: Vocabulary = made(bias)
     return found
@@ -114,7 +114,7 @@ def loss_of(
     structure = vocabulary.structure
     _check(vocabulary, h, options.memory_budget)
     check_target_shape(target, h)
-    check_terms(options.reduction, options.label_smoothing, options.z_loss, options.softcap, options.memory_budget)
+    check_terms(options.reduction, options.label_smoothing, options.z_loss, options.softcap)
     check_ignore_index(options.ignore_index)
     check_class_weight(class_weight, structure.rows, weight_name)
     check_impl(impl)
@@ -166,9 +166,8 @@ def _fused(asked: Asked) -> Tensor | None:
     if vocabulary.padding_row is not None or not bool(asked.target.ne(options.ignore_index).any()):
         return None
     task = Task.of(vocabulary.structure, asked.x.shape[0], working_dtype(asked.x).itemsize, options.memory_budget)
-    names = [spec.name for spec in vocabulary.structure.tensors()]
     return vocabulary.structure.cross_entropy(
-        dict(zip(names, vocabulary.tensors, strict=True)),
+        vocabulary.structure.named(vocabulary.tensors),
         asked.x.to(vocabulary.tensors[0].dtype),
         asked.target,
         chunk=max(1, min(task.numbers // vocabulary.structure.rows, task.tokens)),
@@ -220,12 +219,11 @@ def sample_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, **op
     """One class for each vector: ``(*, cols) -> (*)``."""
     structure = vocabulary.structure
     _check(vocabulary, h, memory_budget)
-    require_between(options["temperature"], "temperature", 0)
+    require_number(options["temperature"], "temperature", low=0, inclusive=True)
+    check_softcap(options["softcap"])
     top_k = options["top_k"]
     if top_k is not None and not 1 <= require_int(top_k, "top_k") <= structure.rows:
         raise ValueError(f"top_k={top_k}: there are {structure.rows} classes to choose from (1 to {structure.rows}).")
-    if options["softcap"] is not None:
-        check_terms("none", 0, 0, options["softcap"], None)
     if is_traced(h) or _is_plain_only(h):
         softcap = options.pop("softcap")
         scores = reference.logits(vocabulary.detached(), h.detach())

@@ -37,6 +37,7 @@ def _vocabulary(
     padding_row: Tensor | None,
     structure: str,
     padding_idx: int,
+    *,
     needs: Sequence[bool] | None = None,
 ) -> Vocabulary:
     """The inverse; below autograd, so that what asks for a gradient, bias first, has to be said."""
@@ -83,6 +84,17 @@ def _dtypes(x: Tensor, bias: Tensor | None, tensors: Sequence[Tensor]) -> list[t
     return [x.dtype, None if bias is None else bias.dtype, *(t.dtype for t in tensors)]
 
 
+# What both passes are told of a loss, in the order in which :func:`traced_cross_entropy` says it.
+_OF_LOSS = (
+    "Tensor x, Tensor target, Tensor? class_weight, Tensor[] tensors, Tensor? bias, Tensor? padding_row, "
+    "str structure, int padding_idx, bool[] needs, str reduction, float[] terms, float? softcap, int? ignore_index, "
+    "int? memory_budget"
+)
+# The same of logits; top-k has no gradients to need.
+_OF_TABLE = "Tensor x, Tensor[] tensors, Tensor? bias, Tensor? padding_row, str structure, int padding_idx"
+_OF_LOGITS = f"{_OF_TABLE}, bool[] needs, int? memory_budget"
+
+
 def traced_cross_entropy(asked: Asked) -> Tensor:
     """The loss in a graph; targets are checked when it runs."""
     o = asked.options
@@ -101,106 +113,60 @@ def traced_cross_entropy(asked: Asked) -> Tensor:
     return made[0]
 
 
-@torch.library.custom_op("tensorbed::linear_cross_entropy", mutates_args=())
-def _loss_op(
-    x: Tensor,
-    target: Tensor,
-    class_weight: Tensor | None,
-    tensors: Sequence[Tensor],
-    bias: Tensor | None,
-    padding_row: Tensor | None,
-    structure: str,
-    padding_idx: int,
-    needs: Sequence[bool],
-    reduction: str,
-    terms: Sequence[float],
-    softcap: float | None,
-    ignore_index: int | None,
-    memory_budget: int | None,
-) -> list[Tensor]:
-    vocabulary = _vocabulary(tensors, bias, padding_row, structure, padding_idx, needs[1:])
+def _asked(x: Tensor, target: Tensor, class_weight: Tensor | None, *table_and_needs: Any) -> Asked:
+    """The call again, from what an operator was given."""
+    *table, needs, reduction, terms, softcap, ignore_index, memory_budget = table_and_needs
     options = Options(ignore_index, terms[0], reduction, terms[1], softcap, memory_budget)
-    asked = Asked(vocabulary, x.detach().requires_grad_(needs[0]), target, class_weight, options)
-    check_targets(target, asked.structure.rows, ignore_index)
+    vocabulary = _vocabulary(*table, needs=needs[1:])
+    return Asked(vocabulary, x.detach().requires_grad_(needs[0]), target, class_weight, options)
+
+
+@torch.library.custom_op("tensorbed::linear_cross_entropy", mutates_args=(), schema=f"({_OF_LOSS}) -> Tensor[]")
+def _loss_op(*given: Any) -> list[Tensor]:
+    asked = _asked(*given)
+    check_targets(asked.target, asked.structure.rows, asked.options.ignore_index)
     made = evaluate(asked)
-    if not _is_at_once(needs, reduction):
+    if not _is_at_once(given):
         return [made.loss, made.lse]
     # Which walk is the best depends on sizes that a graph may not know: it always gets the gradients.
     grads = differentiate(asked, made.lse, torch.ones_like(made.loss)) if made.grads is None else made.grads
     return [made.loss, made.lse, *_filled(grads, made.lse)]
 
 
-def _is_at_once(needs: Sequence[bool], reduction: str) -> bool:
+def _is_at_once(given: Sequence[Any]) -> bool:
+    """Whether forward makes the gradients."""
+    needs, reduction = given[8:10]
     return any(needs) and reduction != "none"
 
 
 @_loss_op.register_fake
-def _(
-    x: Tensor,
-    target: Tensor,
-    class_weight: Tensor | None,
-    tensors: Sequence[Tensor],
-    bias: Tensor | None,
-    padding_row: Tensor | None,
-    structure: str,
-    padding_idx: int,
-    needs: Sequence[bool],
-    reduction: str,
-    *_: object,
-) -> list[Tensor]:
+def _(*given: Any) -> list[Tensor]:
+    x, _, _, tensors, bias = given[:5]
+    needs, reduction = given[8:10]
     dtype = working_dtype(x, *tensors)
     lse = x.new_empty(x.shape[0], dtype=dtype)
     loss = torch.empty_like(lse) if reduction == "none" else lse.new_empty(())
-    return [loss, lse, *(_like(needs, (x, bias, *tensors), dtype) if _is_at_once(needs, reduction) else ())]
+    return [loss, lse, *(_like(needs, (x, bias, *tensors), dtype) if _is_at_once(given) else ())]
 
 
-@torch.library.custom_op("tensorbed::linear_cross_entropy_backward", mutates_args=())
-def _loss_backward_op(
-    grad: Tensor,
-    lse: Tensor,
-    x: Tensor,
-    target: Tensor,
-    class_weight: Tensor | None,
-    tensors: Sequence[Tensor],
-    bias: Tensor | None,
-    padding_row: Tensor | None,
-    structure: str,
-    padding_idx: int,
-    needs: Sequence[bool],
-    reduction: str,
-    terms: Sequence[float],
-    softcap: float | None,
-    ignore_index: int | None,
-    memory_budget: int | None,
-) -> list[Tensor]:
-    vocabulary = _vocabulary(tensors, bias, padding_row, structure, padding_idx, needs[1:])
-    options = Options(ignore_index, terms[0], reduction, terms[1], softcap, memory_budget)
-    asked = Asked(vocabulary, x.detach().requires_grad_(needs[0]), target, class_weight, options)
-    return _filled(differentiate(asked, lse, grad), lse)
+@torch.library.custom_op(
+    "tensorbed::linear_cross_entropy_backward",
+    mutates_args=(),
+    schema=f"(Tensor grad, Tensor lse, {_OF_LOSS}) -> Tensor[]",
+)
+def _loss_backward_op(grad: Tensor, lse: Tensor, *given: Any) -> list[Tensor]:
+    return _filled(differentiate(_asked(*given), lse, grad), lse)
 
 
 @_loss_backward_op.register_fake
-def _(
-    grad: Tensor,
-    lse: Tensor,
-    x: Tensor,
-    target: Tensor,
-    class_weight: Tensor | None,
-    tensors: Sequence[Tensor],
-    bias: Tensor | None,
-    padding_row: Tensor | None,
-    structure: str,
-    padding_idx: int,
-    needs: Sequence[bool],
-    *_: object,
-) -> list[Tensor]:
-    return _like(needs, (x, bias, *tensors), lse.dtype)
+def _(grad: Tensor, lse: Tensor, *given: Any) -> list[Tensor]:
+    x, _, _, tensors, bias = given[:5]
+    return _like(given[8], (x, bias, *tensors), lse.dtype)
 
 
 def _keep_for_loss(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:
     x, target, class_weight, tensors, bias, padding_row, *ctx.said = inputs
-    _structure, _padding_idx, ctx.needs, reduction, *_ = ctx.said
-    ctx.dtypes, ctx.at_once = _dtypes(x, bias, tensors), _is_at_once(ctx.needs, reduction)
+    ctx.needs, ctx.dtypes, ctx.at_once = inputs[8], _dtypes(x, bias, tensors), _is_at_once(inputs)
     if ctx.at_once:
         ctx.save_for_backward(*output[2:])
     else:
@@ -222,84 +188,48 @@ _loss_op.register_autograd(_loss_backward, setup_context=_keep_for_loss)
 
 def traced_logits(v: Vocabulary, x: Tensor, memory_budget: int | None) -> Tensor:  # (n, cols) -> (n, rows)
     """All scores in a graph, by the cheapest way."""
-    made: Tensor = _logits_op(x, *_parts(v), _needs(v, x), v.structure.rows, memory_budget)
+    made: Tensor = _logits_op(x, *_parts(v), _needs(v, x), memory_budget)
     return made
 
 
-@torch.library.custom_op("tensorbed::linear_scores", mutates_args=())
-def _logits_op(
-    x: Tensor,
-    tensors: Sequence[Tensor],
-    bias: Tensor | None,
-    padding_row: Tensor | None,
-    structure: str,
-    padding_idx: int,
-    needs: Sequence[bool],
-    rows: int,
-    memory_budget: int | None,
-) -> Tensor:
-    vocabulary = _vocabulary(tensors, bias, padding_row, structure, padding_idx)
-    return scored(vocabulary, x, memory_budget, trains=any(needs))
+@torch.library.custom_op("tensorbed::linear_scores", mutates_args=(), schema=f"({_OF_LOGITS}) -> Tensor")
+def _logits_op(x: Tensor, *given: Any) -> Tensor:
+    *table, needs, memory_budget = given
+    return scored(_vocabulary(*table), x, memory_budget, trains=any(needs))
 
 
 @_logits_op.register_fake
-def _(
-    x: Tensor,
-    tensors: Sequence[Tensor],
-    bias: Tensor | None,
-    padding_row: Tensor | None,
-    structure: str,
-    padding_idx: int,
-    needs: Sequence[bool],
-    rows: int,
-    *_: object,
-) -> Tensor:
-    return x.new_empty(x.shape[0], rows)
+def _(x: Tensor, *given: Any) -> Tensor:
+    return x.new_empty(x.shape[0], read(given[3]).rows)
 
 
-@torch.library.custom_op("tensorbed::linear_scores_backward", mutates_args=())
-def _logits_backward_op(
-    grad: Tensor,
-    x: Tensor,
-    tensors: Sequence[Tensor],
-    bias: Tensor | None,
-    padding_row: Tensor | None,
-    structure: str,
-    padding_idx: int,
-    needs: Sequence[bool],
-    memory_budget: int | None,
-) -> list[Tensor]:
-    vocabulary = _vocabulary(tensors, bias, padding_row, structure, padding_idx, needs[1:])
+@torch.library.custom_op(
+    "tensorbed::linear_scores_backward", mutates_args=(), schema=f"(Tensor grad, {_OF_LOGITS}) -> Tensor[]"
+)
+def _logits_backward_op(grad: Tensor, x: Tensor, *given: Any) -> list[Tensor]:
+    *table, needs, memory_budget = given
+    vocabulary = _vocabulary(*table, needs=needs[1:])
     made = differentiated(vocabulary, x.detach().requires_grad_(needs[0]), memory_budget, grad)
-    return _filled(made, x.new_empty(0, dtype=working_dtype(x, *tensors)))
+    return _filled(made, x.new_empty(0, dtype=working_dtype(x, *vocabulary.tensors)))
 
 
 @_logits_backward_op.register_fake
-def _(
-    grad: Tensor,
-    x: Tensor,
-    tensors: Sequence[Tensor],
-    bias: Tensor | None,
-    padding_row: Tensor | None,
-    structure: str,
-    padding_idx: int,
-    needs: Sequence[bool],
-    *_: object,
-) -> list[Tensor]:
+def _(grad: Tensor, x: Tensor, *given: Any) -> list[Tensor]:
+    tensors, bias, needs = given[0], given[1], given[5]
     return _like(needs, (x, bias, *tensors), working_dtype(x, *tensors))
 
 
 def _keep_for_logits(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    x, tensors, bias, padding_row, ctx.structure, ctx.padding_idx, ctx.needs, _, ctx.memory_budget = inputs
+    x, tensors, bias, padding_row, *ctx.said = inputs
+    ctx.needs = inputs[6]
     ctx.save_for_backward(x, bias, padding_row, *tensors)
 
 
 def _logits_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     x, bias, padding_row, *tensors = ctx.saved_tensors
-    said = (ctx.structure, ctx.padding_idx, ctx.needs, ctx.memory_budget)
-    made = _logits_backward_op(grad, x, tensors, bias, padding_row, *said)
+    made = _logits_backward_op(grad, x, tensors, bias, padding_row, *ctx.said)
     of_x, of_bias, of_tensors = _settled(made, ctx.needs, _dtypes(x, bias, tensors))
-    return of_x, of_tensors, of_bias, *[None] * 6
+    return of_x, of_tensors, of_bias, None, *[None] * len(ctx.said)
 
 
 _logits_op.register_autograd(_logits_backward, setup_context=_keep_for_logits)
@@ -311,29 +241,15 @@ def traced_topk(v: Vocabulary, x: Tensor, k: int, memory_budget: int | None) -> 
     return found
 
 
-@torch.library.custom_op("tensorbed::linear_topk", mutates_args=())
-def _topk_op(
-    x: Tensor,
-    tensors: Sequence[Tensor],
-    bias: Tensor | None,
-    padding_row: Tensor | None,
-    structure: str,
-    padding_idx: int,
-    k: int,
-    memory_budget: int | None,
-) -> list[Tensor]:
-    return list(choices.topk(_vocabulary(tensors, bias, padding_row, structure, padding_idx), x, k, memory_budget))
+@torch.library.custom_op(
+    "tensorbed::linear_topk", mutates_args=(), schema=f"({_OF_TABLE}, int k, int? memory_budget) -> Tensor[]"
+)
+def _topk_op(x: Tensor, *given: Any) -> list[Tensor]:
+    *table, k, memory_budget = given
+    return list(choices.topk(_vocabulary(*table), x, k, memory_budget))
 
 
 @_topk_op.register_fake
-def _(
-    x: Tensor,
-    tensors: Sequence[Tensor],
-    bias: Tensor | None,
-    padding_row: Tensor | None,
-    structure: str,
-    padding_idx: int,
-    k: int,
-    memory_budget: int | None,
-) -> list[Tensor]:
-    return [x.new_empty(x.shape[0], k), x.new_empty(x.shape[0], k, dtype=torch.int64)]
+def _(x: Tensor, *given: Any) -> list[Tensor]:
+    n, k = x.shape[0], given[5]
+    return [x.new_empty(n, k), x.new_empty(n, k, dtype=torch.int64)]

@@ -15,8 +15,8 @@ _NOWHERE = -(2**62)  # no target has it
 
 def logits(vocabulary: Vocabulary, x: Tensor) -> Tensor:  # (*, cols) -> (*, rows)
     """Scores of every row, with the padding row in its place and the bias."""
-    names = [spec.name for spec in vocabulary.structure.tensors()]
-    scores = project(vocabulary.structure, dict(zip(names, vocabulary.tensors, strict=True)), x)
+    structure = vocabulary.structure
+    scores = project(structure, structure.named(vocabulary.tensors), x)
     if vocabulary.padding_row is not None:
         at = torch.tensor([vocabulary.padding_idx], device=scores.device)
         padding = vocabulary.padding_row.to(dtype=x.dtype, device=x.device)

@@ -67,10 +67,6 @@ class Schedule:
         """The rows in blocks, the first one the largest."""
         return [(a, min(a + self.height, self.rows)) for a in range(0, self.rows, self.height)]
 
-    def __str__(self) -> str:
-        passes = {ONCE: "scores once", TWICE: "scores twice", GROUPS: "gradients with the scores"}[self.walk]
-        return f"by {self.way.name}, {passes}, tiles of {self.group:,} vectors x {self.height:,} rows"
-
 
 @dataclass(frozen=True)
 class Task:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -64,17 +62,19 @@ def check_target_shape(target: Tensor, h: Tensor) -> None:
         )
 
 
-def check_terms(
-    reduction: str, label_smoothing: float, z_loss: float, softcap: float | None, memory_budget: int | None
-) -> None:
+def check_terms(reduction: str, label_smoothing: float, z_loss: float, softcap: float | None) -> None:
     """Options that make sense, or an error that shows the first that does not."""
     if reduction not in ("mean", "sum", "none"):
         raise ValueError(f'reduction={reduction!r}: choose one of "mean", "sum", "none".')
-    require_between(label_smoothing, "label_smoothing", 0, 1)
-    require_between(z_loss, "z_loss", 0)
+    require_number(label_smoothing, "label_smoothing", low=0, high=1, inclusive=True)
+    require_number(z_loss, "z_loss", low=0, inclusive=True)
+    check_softcap(softcap)
+
+
+def check_softcap(softcap: float | None) -> None:
+    """A positive number, or none."""
     if softcap is not None:
         require_number(softcap, "softcap", low=0)
-    check_budget(memory_budget)
 
 
 def check_ignore_index(ignore_index: int | None) -> None:
@@ -90,15 +90,6 @@ def check_budget(memory_budget: int | None) -> None:
     """A positive number of bytes, or none."""
     if memory_budget is not None and require_int(memory_budget, "memory_budget") < 1:
         raise ValueError(f"memory_budget={memory_budget}: a number of bytes, at least 1; leave None for the default.")
-
-
-def require_between(value: object, name: str, low: float, high: float = math.inf) -> None:
-    """A finite number in ``[low, high]``, or an error that shows it."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__}).")
-    if not (low <= value <= high and value < math.inf):
-        bound = f"at least {low:g}" + ("" if high == math.inf else f" and at most {high:g}")
-        raise ValueError(f"{name}={value}: must be a finite number of {bound}.")
 
 
 def check_per_class(weight: Tensor | None, classes: int, name: str) -> None:
