@@ -1,7 +1,7 @@
 # make demo and make test do everything from a bare clone: environment, install, run.
 PYTHON ?= python3
 BIN := .venv/bin
-EXTRAS := cli,figures,demo,benchmarks,dev
+EXTRAS := cli,transformers,figures,demo,benchmarks,dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 # What builds the extension. It is installed into .venv and used without build isolation, so that constraints.txt holds

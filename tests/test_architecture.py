@@ -27,6 +27,7 @@ ROOMS = (
     ("nn",),
     ("report",),
     ("convert", "files", "planning"),
+    ("integrations",),
     ("tensorbed",),
     ("testing", "figures", "info", "inspection"),
     ("cli",),

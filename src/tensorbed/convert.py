@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
@@ -71,6 +72,7 @@ def compress_(
     tables, left = _found(model, format, min_rows, tuple(skip), include_heads, tied)
     made = [_made(table, tied, fit) for table in tables]
     put(model, {name: layer for replaced, _ in made for name, layer in replaced.items()})
+    _tell_frameworks(model)
     after = _sizes(model)
     entries = tuple(entry for _, group in made for entry in group)
     return Report(entries, before[0], after[0], before[1], after[1], left)
@@ -89,6 +91,20 @@ def _check(model: nn.Module, format: Formats, min_rows: int, skip: Sequence[str]
         raise TypeError(f"skip={skip!r}: give a list of patterns.")
     if tied not in ("keep", "untie"):
         raise ValueError(f'tied={tied!r}: choose "keep" or "untie".')
+
+
+def _tell_frameworks(model: nn.Module) -> None:
+    """transformers saves, ties and loads by rules of its own."""
+    of_transformers = {
+        id(module): module
+        for module in model.modules()
+        if any(cls.__module__ == "transformers.modeling_utils" for cls in type(module).__mro__)
+    }
+    inside = {id(part) for module in of_transformers.values() for part in module.modules() if part is not module}
+    outermost = [module for key, module in of_transformers.items() if key not in inside]
+    for module in outermost:
+        if any(isinstance(part, StructuredTable) for part in module.modules()):
+            import_module("tensorbed.integrations.transformers").adopt(module)
 
 
 def _sizes(model: nn.Module) -> tuple[int, int]:

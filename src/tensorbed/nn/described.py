@@ -27,7 +27,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
     "Embedding": (*_TABLE, "impl"),
     "ScaledEmbedding": (*_TABLE, "impl", "embed_scale"),
     "EmbeddingBag": (*_TABLE, "impl", "mode", "include_last_offset"),
-    "Head": ("std", "impl", "memory_budget"),
+    "Head": ("padding_idx", "std", "impl", "memory_budget"),
 }
 _LATER = ("mode", "include_last_offset", "embed_scale")  # not of every table
 _DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from tensorbed.checks import require_float_dtype, require_int, require_number, require_positive
-from tensorbed.dispatch import full_precision
+from tensorbed.dispatch import full_precision, is_recorded, is_traced, is_transformed
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.functional import check_impl
+from tensorbed.nn.lazy import LazyTable
 from tensorbed.structures import Format, Params, Structure
 from tensorbed.structures.formats import Budget
 from tensorbed.vocabulary.scorer import Vocabulary
@@ -177,9 +178,13 @@ class StructuredTable(nn.Module):
     def weight(self) -> Tensor:
         """The full table, differentiable: ``(num_embeddings, embedding_dim)``. For tests, export and inspection.
 
-        Made anew at each access: writing into it changes nothing. To set the table, use :meth:`from_pretrained`, or
-        write the tensors it is made from (``layer.cores``).
+        ``layer.weight.shape`` and the like cost nothing; the numbers are made anew by each use of it. To set the table,
+        use :meth:`from_pretrained`, or write the tensors it is made from (``layer.cores``).
         """
+        first = next(iter(self.params().values()))
+        return self._table() if is_traced(first) or is_recorded() or is_transformed() else LazyTable(self)
+
+    def _table(self) -> Tensor:
         params = self.params()
         with full_precision(next(iter(params.values()))):
             table = self.structure.full(params)

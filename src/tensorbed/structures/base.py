@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from math import prod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from tensorbed.contraction.projection import Way, rows_by_autograd
 from tensorbed.structures.explanation import Explanation
 
 Params = Mapping[str, Tensor]
+_BLOCK = 2**20  # numbers of the table that exist at once
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,21 @@ class Structure(ABC):
         """Draw the tensors in place so that the table's entries have mean 0 and exactly this standard deviation."""
         raise NotImplementedError(f"{self.kind} cannot be drawn at random; fit it to a table with from_pretrained.")
 
+    def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
+        """The table with fewer rows, or with more of about the mean; those that stay do not change."""
+        raise NotImplementedError(
+            f"{self.kind} cannot be resized; make a table of {rows} rows and fit it with from_pretrained."
+        )
+
+    def mean_row(self, p: Params) -> Tensor:  # -> (1, cols)
+        """The mean of all rows, a block of them at a time."""
+        step = max(1, _BLOCK // self.cols)
+        total = torch.zeros(1, self.cols, dtype=torch.float64, device=next(iter(p.values())).device)
+        for start in range(0, self.rows, step):
+            index = torch.arange(start, min(start + step, self.rows), device=total.device)
+            total += self.lookup(p, index, "auto").sum(0, dtype=torch.float64)
+        return total / self.rows
+
     def cores(self, p: Params) -> tuple[Tensor, ...]:
         """Chains only: the cores as views in the paper's layout ``(R_{k-1}, I_k, J_k, R_k)``."""
         names = ", ".join(spec.name for spec in self.tensors())
@@ -198,6 +214,12 @@ def _as_text(structure: Structure) -> str | None:
     sizes = {field.name: getattr(structure, field.name) for field in fields(structure)}
     kind = getattr(structure, "kind", None)
     return json.dumps({"kind": kind, **sizes}) if kind and all(map(_is_plain, sizes.values())) else None
+
+
+def with_rows(tensor: Tensor, rows: int, new: Tensor) -> Tensor:  # (n, ...), (1, ...) -> (rows, ...)
+    """The first rows of a tensor, and ``new`` again and again where it has too few."""
+    more = new.to(tensor.dtype).expand(max(0, rows - tensor.shape[0]), *tensor.shape[1:])
+    return torch.cat([tensor[:rows], more])
 
 
 def _is_plain(value: object) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from tensorbed.contraction.projection import Way
 from tensorbed.decompose.train import frobenius, split_core, tensorize
 from tensorbed.progress import track
 from tensorbed.shapes import Shape, as_shape, check_shape, suggest_shape, useful_ranks
-from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std
+from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
 from tensorbed.structures.explanation import Explanation
 from tensorbed.structures.formats import Budget, Fit, RankedFormat
 
@@ -110,6 +110,16 @@ class ChainMatrix(Structure):
     def ways(self) -> list[Way]:
         every_prefix = list(accumulate(self.row_factors, mul))
         return [self.way_by_rows(multiply_adds(self.chain, every_prefix)), *through.ways(self.chain)]
+
+    def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
+        """The first core has slices for more rows or for fewer; a new slice is the mean of the others.
+
+        Rows up to ``I_1 ... I_N`` are there already, if only as padding.
+        """
+        below = math.prod(self.row_factors[1:])
+        first = -(-rows // below)
+        core = with_rows(p["core_0"], first, p["core_0"].double().mean(0, keepdim=True))
+        return replace(self, rows=rows, row_factors=(first, *self.row_factors[1:])), {**p, "core_0": core}
 
     def cores(self, p: Params) -> tuple[Tensor, ...]:
         return tuple(core.transpose(0, 1) for core in self._stored(p))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tensorbed.contraction.projection import RowBlocks, Way
-from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std
+from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format
 from tensorbed.structures.registry import register
 
@@ -35,6 +35,9 @@ class DenseMatrix(Structure):
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return p["table"].view_as(p["table"])
+
+    def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
+        return replace(self, rows=rows), {"table": with_rows(p["table"], rows, self.mean_row(p))}
 
     @property
     def row_multiply_adds(self) -> int:

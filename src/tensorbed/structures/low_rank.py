@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from tensorbed.contraction import compiled, through
 from tensorbed.contraction.chain import Chain
 from tensorbed.contraction.projection import Way
 from tensorbed.decompose.truncate import truncate
-from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std
+from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
 from tensorbed.structures.formats import Budget, Fit, RankedFormat
 from tensorbed.structures.registry import register
 
@@ -56,6 +57,11 @@ class LowRankMatrix(Structure):
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return p["u"] @ p["v"].T
+
+    def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
+        u = p["u"]
+        mean = u.double().mean(0, keepdim=True)
+        return replace(self, rows=rows), {"u": with_rows(u, rows, mean), "v": p["v"]}
 
     @property
     def row_multiply_adds(self) -> int:

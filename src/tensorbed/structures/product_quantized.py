@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ from tensorbed.contraction.projection import Way
 from tensorbed.contraction.tables import LookupTables
 from tensorbed.decompose.clusters import k_means
 from tensorbed.progress import track
-from tensorbed.structures.base import Params, Structure, TensorSpec
+from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError
 from tensorbed.structures.registry import register
 
@@ -75,6 +76,18 @@ class ProductQuantizedMatrix(Structure):
         places = p["codes"][start:stop].long() + begin  # (rows, parts)
         entries = tables.flatten(-2).index_select(-1, places.reshape(-1))
         return entries.reshape(*x.shape[:-1], *places.shape).sum(-1)
+
+    def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
+        made = replace(self, rows=rows)
+        if made.words < self.words:
+            raise ValueError(f"a product quantised table of {self.words} entries a part cannot have {rows} rows.")
+        row = self.mean_row(p)
+        row = row @ p["rotation"].double().T if self.rotated else row
+        parts = row.view(self.parts, 1, -1)
+        nearest = torch.cdist(parts, p["codebooks"].double()).argmin(2).T  # (1, parts)
+        empty = p["codebooks"].new_zeros(self.parts, made.words - self.words, self.cols // self.parts)
+        books = torch.cat([p["codebooks"], empty], 1)
+        return made, {**p, "codes": with_rows(p["codes"], rows, nearest), "codebooks": books}
 
     @property
     def row_multiply_adds(self) -> int:

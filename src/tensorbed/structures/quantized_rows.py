@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from tensorbed.checks import require_int, require_positive
 from tensorbed.progress import track
-from tensorbed.structures.base import Params, Structure, TensorSpec
+from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format
 from tensorbed.structures.registry import register
 
@@ -77,6 +78,10 @@ class QuantizedRowsMatrix(Structure):
             widths = steps.to(scale.dtype).repeat_interleave(self.group, 1)[:, : self.cols] / _STEPS
             numbers = numbers * widths
         return numbers * scale
+
+    def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
+        new = _fitted(self, self.mean_row(p))
+        return replace(self, rows=rows), {name: with_rows(tensor, rows, new[name]) for name, tensor in p.items()}
 
     @property
     def _reach(self) -> int:

@@ -1,0 +1,69 @@
+"""What ``config.json`` keeps of a compressed model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers.quantizers.auto import register_quantization_config
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from tensorbed.convert import Formats
+
+METHOD = "tensorbed"
+VERSION = 1
+
+
+@register_quantization_config(METHOD)
+class TensorbedConfig(QuantizationConfigMixin):  # type: ignore[misc]
+    """How to compress a model while it is loaded, or what the layers of a compressed one are.
+
+    Args:
+        format: as for :func:`tensorbed.compress_`, and so are the options after it.
+        layers: of a compressed model, by name: class, structure and options, and whose tensors it shares. From a file.
+        untied: what its class would tie and is not. From a file.
+    """
+
+    def __init__(
+        self,
+        format: Formats | None = None,
+        *,
+        min_rows: int = 2000,
+        skip: Sequence[str] = (),
+        tied: str = "keep",
+        fit: bool = True,
+        include_heads: bool = True,
+        layers: Mapping[str, Any] | None = None,
+        untied: Sequence[str] = (),
+        version: int = VERSION,
+        **unknown: Any,
+    ) -> None:
+        unknown.pop("quant_method", None)
+        if unknown:
+            raise TypeError(f"TensorbedConfig: unexpected {', '.join(unknown)}; it takes what tb.compress_ takes.")
+        if type(version) is not int or version > VERSION:
+            raise ValueError(f"the model has version {version} of the format, this tensorbed reads up to {VERSION}.")
+        if format is None and layers is None:
+            raise ValueError("TensorbedConfig wants a format, for instance TensorbedConfig(tb.QuantizedRows(bits=8)).")
+        self.quant_method = METHOD
+        self.version = version
+        self.format = format
+        self.options: dict[str, Any] = {
+            "min_rows": min_rows,
+            "skip": tuple(skip),
+            "tied": tied,
+            "fit": fit,
+            "include_heads": include_heads,
+        }
+        self.layers = None if layers is None else dict(layers)
+        self.untied = tuple(untied)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON. A format is not kept: what came of it is, layer by layer."""
+        return {"quant_method": METHOD, "version": self.version, "layers": self.layers, "untied": list(self.untied)}
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        return self.to_dict()
+
+    def get_loading_attributes(self) -> dict[str, Any]:
+        return {}

@@ -1,0 +1,155 @@
+"""The loss without logits inside ``model(input_ids, labels=...)``: a head that answers with logits not yet made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
+
+from tensorbed.nn.head import Head
+from tensorbed.nn.lazy import ANSWERED
+
+
+def loss_without_logits(model: nn.Module, on: bool = True) -> nn.Module:
+    """While ``model`` trains, our heads give logits that ``F.cross_entropy`` never makes. Off with ``on=False``.
+
+    ``model(input_ids, labels=labels).loss`` then takes the memory of :meth:`tensorbed.Head.loss`. Whatever else is done
+    with the logits, a softcap for instance, makes them as before. In ``torch.compile`` the graph breaks there.
+    """
+    heads = [module for module in model.modules() if isinstance(module, Head)]
+    if not heads:
+        raise ValueError(f"this {type(model).__name__} has no head of tensorbed; compress it with include_heads=True.")
+    for head in heads:
+        head.__dict__.pop("forward", None)
+        if on:
+            # Not a closure: models are pickled and copied.
+            head.__dict__["forward"] = partial(_forward, head)
+    return model
+
+
+def _forward(head: Head, h: Tensor, *args: Any, **options: Any) -> Any:
+    lazily = head.training and torch.is_grad_enabled() and not args and not options
+    return LazyLogits(head, h, h.dtype) if lazily else Head.forward(head, h, *args, **options)
+
+
+class LazyLogits(Tensor):
+    """``head(h)`` to be: known in shape and dtype, made by the first computation that wants its numbers.
+
+    Casts, slices of positions and ``view(-1, classes)`` leave it so; ``F.cross_entropy`` is the head's own loss.
+    """
+
+    _head: Head
+    _h: Tensor
+
+    @staticmethod
+    def __new__(cls, head: Head, h: Tensor, dtype: torch.dtype) -> LazyLogits:
+        shape = (*h.shape[:-1], head.num_classes)
+        made: LazyLogits = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=h.device, requires_grad=True)
+        made._head, made._h = head, h
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in ANSWERED:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        handler = _HANDLED.get(func)
+        found = None
+        if handler is not None and args and isinstance(args[0], LazyLogits):
+            found = handler(*args, **kwargs)
+        return func(*_made(args), **_made(kwargs)) if found is None else found
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*_made(args), **_made(kwargs or {}))
+
+    def _with(self, h: Tensor, dtype: torch.dtype | None = None) -> LazyLogits:
+        return LazyLogits(self._head, h, dtype or self.dtype)
+
+    def _logits(self) -> Tensor:
+        logits: Tensor = Head.forward(self._head, self._h)
+        return logits.to(self.dtype)
+
+
+def _made(given: Any) -> Any:
+    return tree_map_only(LazyLogits, LazyLogits._logits, given)
+
+
+def _cast(lazy: LazyLogits, *args: Any, **kwargs: Any) -> LazyLogits | None:
+    """``to`` another floating dtype where nothing else changes."""
+    dtype = kwargs.get("dtype", args[0] if args else lazy.dtype)
+    dtype = lazy.dtype if isinstance(dtype, (str, torch.device)) and torch.device(dtype) == lazy.device else dtype
+    plain = isinstance(dtype, torch.dtype) and dtype.is_floating_point and len(args) + len(kwargs) <= 1
+    return lazy._with(lazy._h, dtype) if plain else None
+
+
+def _viewed(lazy: LazyLogits, *shape: Any) -> LazyLogits | None:
+    """Positions laid out otherwise, classes last as before."""
+    sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    if len(sizes) < 2 or not all(isinstance(size, int) for size in sizes):
+        return None
+    classes = lazy.shape[-1]
+    if sizes[-1] != classes and not (sizes[-1] == -1 and lazy._h.shape[:-1].numel() == torch.Size(sizes[:-1]).numel()):
+        return None
+    return lazy._with(lazy._h.reshape(*sizes[:-1], lazy._h.shape[-1]))
+
+
+def _sliced(lazy: LazyLogits, index: Any) -> LazyLogits | None:
+    """Some positions, all classes."""
+    parts = index if isinstance(index, tuple) else (index,)
+    if not all(isinstance(part, (slice, int, type(Ellipsis))) for part in parts):
+        return None
+    reaches_classes = Ellipsis in parts or len(parts) == lazy.dim()
+    if reaches_classes and (parts[-1] is not Ellipsis and parts[-1] != slice(None)):
+        return None
+    if len(parts) - (Ellipsis in parts) > lazy.dim():
+        return None
+    return lazy._with(lazy._h[index])
+
+
+def _cross_entropy(
+    lazy: LazyLogits,
+    target: Tensor,
+    weight: Tensor | None = None,
+    size_average: Any = None,
+    ignore_index: int = -100,
+    reduce: Any = None,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor | None:
+    by_class = lazy.dim() == 2 and not target.is_floating_point() and size_average is None and reduce is None
+    if not by_class:
+        return None
+    # Logits of half precision that were cast to single have a loss of single precision; so has autocast.
+    half = lazy._h.dtype in (torch.float16, torch.bfloat16) and lazy.dtype == torch.float32
+    kept: Any = torch.autocast(lazy._h.device.type, dtype=lazy._h.dtype) if half else nullcontext()
+    with kept:
+        loss = lazy._head.loss(
+            lazy._h,
+            target,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            reduction=reduction,
+            class_weight=weight,
+        )
+    return loss.to(lazy.dtype)
+
+
+_HANDLED: dict[Callable[..., Any], Callable[..., Any]] = {
+    Tensor.float: lambda lazy: lazy._with(lazy._h, torch.float32),
+    Tensor.to: _cast,
+    Tensor.contiguous: lambda lazy: lazy,
+    Tensor.view: _viewed,
+    Tensor.reshape: _viewed,
+    Tensor.__getitem__: _sliced,
+    F.cross_entropy: _cross_entropy,
+}

@@ -1,0 +1,117 @@
+"""Tied layers as transformers ties them: by a map of parameter names, which has to name ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from tensorbed.nn.described import described, put, rebuilt
+from tensorbed.nn.head import Head
+from tensorbed.nn.table import StructuredTable
+
+
+def tables(model: nn.Module) -> dict[str, StructuredTable]:
+    """Our layers by every name they have."""
+    modules = model.named_modules(remove_duplicate=False)
+    return {name: module for name, module in modules if isinstance(module, StructuredTable)}
+
+
+def shared_names(layer: StructuredTable) -> list[str]:
+    """The tensors that a tied layer has from its table."""
+    own = [spec.name for spec in layer.structure.tensors()]
+    return own if layer.padding_row is None else [*own, "padding_row"]
+
+
+def share(layer: StructuredTable, source: StructuredTable) -> None:
+    """Hold the source's very tensors."""
+    for name in shared_names(layer):
+        setattr(layer, name, getattr(source, name))
+
+
+def sources_of(found: Mapping[str, StructuredTable]) -> dict[str, str]:
+    """For each layer that holds another's tensors, that other; tables before heads."""
+    first: dict[int, str] = {}
+    sources: dict[str, str] = {}
+    for name, layer in sorted(found.items(), key=lambda item: isinstance(item[1], Head)):
+        identity = id(getattr(layer, layer.structure.tensors()[0].name))
+        source = first.setdefault(identity, name)
+        if source != name:
+            sources[name] = source
+    return sources
+
+
+def separate(model: nn.Module) -> None:
+    """Make every place that shares tensors a layer of its own, which knows no other.
+
+    A layer that reads another's tensors would find them gone where accelerate has put them on disk, and old ones where
+    somebody has set a new table; transformers ties by names instead.
+    """
+    found = tables(model)
+    for name, source in sources_of(found).items():
+        layer = found[name]
+        alone = rebuilt(described(layer))
+        alone.train(layer.training)
+        alone.fit_error = layer.fit_error
+        if isinstance(layer, Head) and isinstance(alone, Head):
+            alone.bias = layer.bias
+        share(alone, found[source])
+        put(model, {name: alone})
+
+
+def untied(model: PreTrainedModel) -> set[str]:
+    """Of what transformers would tie to a layer of ours, or of ours, that which is not."""
+    found = tables(model)
+    sources = sources_of(found)
+    names: set[str] = set()
+    for prefix, part in model.named_modules(remove_duplicate=False):
+        for target, source in part.__dict__.get("_dense_tied_weights_keys", {}).items():
+            ends = [f"{prefix}.{end}".strip(".").removesuffix(".weight") for end in (target, source)]
+            if not set(ends) & set(found):
+                continue
+            if not set(ends) <= set(found) or sources.get(ends[0], ends[0]) != sources.get(ends[1], ends[1]):
+                names.add(ends[0])
+    return names
+
+
+def rewrite(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
+    """In the tie map of the model and its parts, name our tensors; drop ties that are none any more."""
+    found = tables(model)
+    for prefix, part in list(model.named_modules(remove_duplicate=False)):
+        if isinstance(part, PreTrainedModel) and part._tied_weights_keys:
+            stock = part.__dict__.setdefault("_dense_tied_weights_keys", part._tied_weights_keys)
+            part._tied_weights_keys = dict(_rewritten(stock, prefix, found, sources))
+    named = model.get_expanded_tied_weights_keys(all_submodels=True)
+    known = {target.rpartition(".")[0] for target in named}
+    own = dict(_between(found, {name: source for name, source in sources.items() if name not in known}))
+    if own:  # ties that transformers has no entry for
+        model._tied_weights_keys = {**(model._tied_weights_keys or {}), **own}
+    model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+
+
+def restore(model: PreTrainedModel) -> None:
+    """The tie map as it was before ours."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and "_dense_tied_weights_keys" in part.__dict__:
+            part._tied_weights_keys = part.__dict__.pop("_dense_tied_weights_keys")
+    model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
+
+
+def _between(found: Mapping[str, StructuredTable], sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    for target, source in sources.items():
+        for name in shared_names(found[target]):
+            yield f"{target}.{name}", f"{source}.{name}"
+
+
+def _rewritten(
+    ties: Mapping[str, str], prefix: str, found: Mapping[str, StructuredTable], sources: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    for target, source in ties.items():
+        ends = [name.removesuffix(".weight") for name in (target, source)]
+        full = [f"{prefix}.{end}" if prefix else end for end in ends]
+        ours = [name for name in full if name in found]
+        if not ours:
+            yield target, source
+        elif len(ours) == 2 and sources.get(full[0], full[0]) == sources.get(full[1], full[1]):
+            yield from ((f"{ends[0]}.{name}", f"{ends[1]}.{name}") for name in shared_names(found[full[0]]))

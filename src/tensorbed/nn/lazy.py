@@ -1,0 +1,96 @@
+"""The full table as a tensor that is made only when somebody computes with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+if TYPE_CHECKING:
+    from tensorbed.nn.table import StructuredTable
+
+# What a tensor says of itself without its numbers.
+_PROPERTIES = ("shape", "dtype", "device", "layout", "requires_grad", "ndim", "grad", "is_meta", "is_cpu", "is_cuda")
+_METHODS = (
+    "is_floating_point",
+    "is_complex",
+    "element_size",
+    "size",
+    "dim",
+    "numel",
+    "nelement",
+    "get_device",
+    "__len__",
+)
+ANSWERED: frozenset[Callable[..., Any]] = frozenset(
+    [getattr(Tensor, name).__get__ for name in _PROPERTIES] + [getattr(Tensor, name) for name in _METHODS]
+)
+_FREEZING = (getattr(Tensor, "requires_grad").__set__, Tensor.requires_grad_)  # noqa: B009
+
+
+class LazyTable(Tensor):
+    """``layer.weight``: shape, dtype, device and whether it is trained are known, its numbers are made when wanted.
+
+    Freezing it freezes the tensors it is made from, and its ``data_ptr`` is the first one's: two layers that share
+    their tensors have the same. It cannot be written to.
+    """
+
+    _layer: StructuredTable
+
+    @staticmethod
+    def __new__(cls, layer: StructuredTable) -> LazyTable:
+        own = list(layer.params().values())
+        made: LazyTable = Tensor._make_wrapper_subclass(
+            cls,
+            (layer.structure.rows, layer.structure.cols),
+            dtype=layer._dtype,
+            device=own[0].device,
+            requires_grad=any(tensor.requires_grad for tensor in own),
+        )
+        made._layer = layer
+        return made
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in ANSWERED:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        first = next(iter((*args, *kwargs.values())), None)
+        if isinstance(first, LazyTable):
+            if func is Tensor.data_ptr:
+                return next(iter(first._layer.params().values())).data_ptr()
+            if func in _FREEZING:
+                return first._freeze(*args[1:], **kwargs)
+            _refuse_writing(func, first)
+        return func(*_made(args), **_made(kwargs))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*_made(args), **_made(kwargs or {}))
+
+    def _freeze(self, requires_grad: bool = True) -> Tensor:
+        for spec in self._layer.structure.tensors():
+            if spec.trainable:
+                getattr(self._layer, spec.name).requires_grad_(requires_grad)
+        return LazyTable(self._layer)
+
+
+def _made(given: Any) -> Any:
+    return tree_map_only(LazyTable, lambda lazy: lazy._layer._table(), given)
+
+
+def _refuse_writing(func: Any, lazy: LazyTable) -> None:
+    name = getattr(func, "__name__", "")
+    if name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__")):
+        layer = lazy._layer
+        names = ", ".join(spec.name for spec in layer.structure.tensors())
+        raise RuntimeError(
+            f"weight of {type(layer).__name__} is made from {names} and cannot be written to ({name}); write those, or "
+            f"fit a table with {type(layer).__name__}.from_pretrained."
+        )
