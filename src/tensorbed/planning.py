@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -150,6 +151,7 @@ def plan(
     formats: Sequence[Format] | None = None,
     purpose: str = "pretrained",
     min_rows: int = 2000,
+    skip: Sequence[str] = (),
 ) -> Plan:
     """Choose a format for every table so that all together keep a budget.
 
@@ -163,6 +165,7 @@ def plan(
         budget: bytes of all tables together, ``"20MB"``; or ``ratio``, their dense bytes over that.
         formats: those to weigh, in place of the usual ones.
         min_rows: smaller tables stay dense and are not counted.
+        skip: patterns of names, as in ``fnmatch``, of tables that stay and are not counted.
 
     Example::
 
@@ -170,7 +173,7 @@ def plan(
     """
     if purpose not in ("pretrained", "train"):
         raise ValueError(f'purpose={purpose!r}: choose "pretrained" or "train".')
-    tables = _tables(model, min_rows)
+    tables = _tables(model, min_rows, skip)
     sizes = {name: (int(w.shape[0]), int(w.shape[1])) for name, w in tables.items()}
     dense = sum(rows * cols * tables[name].element_size() for name, (rows, cols) in sizes.items())
     allowed = _allowed(budget, ratio, dense)
@@ -183,11 +186,13 @@ def plan(
     return Plan(sizes, _chosen(options, allowed), options, allowed)
 
 
-def _tables(model: nn.Module | Mapping[str, tuple[int, int]], min_rows: int) -> dict[str, Tensor]:
+def _tables(model: nn.Module | Mapping[str, tuple[int, int]], min_rows: int, skip: Sequence[str]) -> dict[str, Tensor]:
     """Weights by name, on the meta device where only sizes are known; what is shared once."""
     if isinstance(model, nn.Module):
         found: dict[int, tuple[str, Tensor]] = {}
         for name, module in model.named_modules():
+            if any(fnmatchcase(name, pattern) for pattern in skip):
+                continue
             if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.weight.shape[0] >= min_rows:
                 found.setdefault(id(module.weight), (name, module.weight.detach()))
         if not found:

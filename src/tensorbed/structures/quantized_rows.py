@@ -110,7 +110,7 @@ def unpacked(codes: Tensor, cols: int) -> Tensor:  # -> (n, cols) int8
     return both.to(torch.int8) - 8
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class QuantizedRows(Format):
     """``tb.QuantizedRows(bits=8)`` or ``tb.QuantizedRows(bits=4, group=32)``, for fitting a trained table.
 
@@ -121,6 +121,9 @@ class QuantizedRows(Format):
 
     bits: int = 8
     group: int | None = None
+
+    def __repr__(self) -> str:
+        return f"QuantizedRows(bits={self.bits}{'' if self.group is None else f', group={self.group}'})"
 
     def __post_init__(self) -> None:
         if require_int(self.bits, "bits") not in (4, 8):
