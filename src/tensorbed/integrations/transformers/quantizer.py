@@ -179,8 +179,9 @@ def _more_heads(
 def _stock_ties(model: PreTrainedModel, config: TensorbedConfig) -> dict[str, str]:
     """What transformers would tie, but for what was untied."""
     broken = {_place(model, name) for name in config.untied}
-    pairs = ((a.removesuffix(".weight"), b.removesuffix(".weight")) for a, b in model.all_tied_weights_keys.items())
-    return {name: source for name, source in pairs if name not in broken}
+    pairs = {a: b for a, b in model.all_tied_weights_keys.items() if a.endswith(".weight")}
+    named = {a.removesuffix(".weight"): b.removesuffix(".weight") for a, b in pairs.items()}
+    return {name: source for name, source in named.items() if name not in broken}
 
 
 def _tied(model: PreTrainedModel, config: TensorbedConfig, there: set[str]) -> dict[str, str]:
