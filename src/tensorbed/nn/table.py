@@ -282,7 +282,9 @@ class StructuredTable(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         errors: list[str] = args[-1]
         dense = state_dict.get(f"{prefix}weight")
-        if dense is not None:
+        if dense is not None and dense.numel() == 0:  # says that there is none, see integrations.transformers
+            del state_dict[f"{prefix}weight"]
+        elif dense is not None:
             errors.append(
                 f'"{prefix}weight" is a dense table of shape {tuple(dense.shape)}; this layer keeps a '
                 f"{self.structure.kind} of it. Fit one with {type(self).__name__}.from_pretrained(table, ...)."
