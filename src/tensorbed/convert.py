@@ -264,7 +264,9 @@ def _layer(module: nn.Module, format: Format, first: StructuredTable | None, fit
         layer = kind(*weight.shape, format, device=weight.device, dtype=weight.dtype, **options)
         layer.requires_grad_(weight.requires_grad)
     if isinstance(layer, ScaledEmbedding):
-        layer.embed_scale = float(module.embed_scale)  # type: ignore[arg-type]
+        scale: Any = module.embed_scale
+        # As a tensor it is rounded as the rows are, as a number it is not.
+        layer.embed_scale = float(scale.to(weight.dtype) if isinstance(scale, Tensor) else scale)
     return layer
 
 
