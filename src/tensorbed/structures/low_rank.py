@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tensorbed.checks import require_positive
 from tensorbed.contraction import compiled, through
 from tensorbed.contraction.chain import Chain
 from tensorbed.contraction.projection import Way
@@ -28,6 +29,10 @@ class LowRankMatrix(Structure):
     """
 
     rank: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self.rank, "rank")
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         return (TensorSpec("u", (self.rows, self.rank)), TensorSpec("v", (self.cols, self.rank)))

@@ -43,6 +43,16 @@ class ProductQuantizedMatrix(Structure):
     parts: int
     rotated: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.parts < 1 or self.cols % self.parts:
+            raise ValueError(f"parts={self.parts} does not divide embedding_dim={self.cols}.")
+
+    def check_values(self, p: Params) -> None:
+        most = int(p["codes"].amax())
+        if most >= self.words:
+            raise ValueError(f"codes name entry {most} of codebooks of {self.words}.")
+
     @property
     def words(self) -> int:
         """Entries of a codebook."""
