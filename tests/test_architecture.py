@@ -25,7 +25,7 @@ ROOMS = (
     ("fitting", "functional", "pooling"),
     ("vocabulary",),
     ("nn",),
-    ("report", "contents"),
+    ("report", "contents", "finding"),
     ("convert", "files", "planning"),
     ("tensorbed",),
     ("testing", "figures", "info", "inspection"),

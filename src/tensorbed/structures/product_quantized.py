@@ -196,5 +196,5 @@ def _quantised(structure: ProductQuantizedMatrix, table: Tensor, sweeps: int, la
         middle = part.mean(0)
         size = (part - middle).abs().amax().clamp_min(torch.finfo(part.dtype).tiny)
         codes, book = k_means(((part - middle) / size).float().contiguous(), structure.words, sweeps)
-        found.append((codes, book.to(part.dtype) * size + middle))
-    return torch.stack([codes for codes, _ in found], 1).to(torch.uint8), torch.stack([book for _, book in found])
+        found.append((codes.to(torch.uint8), book.to(part.dtype) * size + middle))
+    return torch.stack([codes for codes, _ in found], 1), torch.stack([book for _, book in found])
