@@ -14,7 +14,7 @@ from tensorbed.progress import track
 from tensorbed.structures import Format, Params, Structure
 from tensorbed.structures.formats import Budget
 
-_BLOCK = 2**22  # numbers of the table compared at once
+_BLOCK = 2**20  # numbers of the table compared at once
 
 
 @dataclass(frozen=True)
@@ -33,18 +33,29 @@ def fit_table(table: Tensor, format: Format, *, dtype: torch.dtype | None = None
     """
     dtype = dtype or table.dtype
     with torch.no_grad():
-        found = format.fit(table, Budget(table.shape[0], table.shape[1], dtype, reserved))
-        params = {
-            spec.name: found.params[spec.name].detach().to(spec.dtype or dtype, copy=True).contiguous()
-            for spec in found.structure.tensors()
-        }
+        structure, found = _found(table, format, Budget(table.shape[0], table.shape[1], dtype, reserved))
+        # One after the other: each is let go once it is rounded.
+        params = {spec.name: _owned(found.pop(spec.name), spec.dtype or dtype, table) for spec in structure.tensors()}
         for name, tensor in params.items():
-            if not bool(torch.isfinite(tensor).all()):
+            if not all(bool(torch.isfinite(part).all()) for part in tensor.reshape(-1).split(_BLOCK)):
                 raise ValueError(f"{name} of the fit does not fit into {dtype}; give a wider dtype=.")
-        error = relative_error(table, found.structure, params)
+        error = relative_error(table, structure, params)
         if not math.isfinite(error):
             raise ValueError(f"rows of the fit do not fit into {dtype}; give a wider dtype=.")
-        return Fitted(found.structure, params, error)
+        return Fitted(structure, params, error)
+
+
+def _found(table: Tensor, format: Format, budget: Budget) -> tuple[Structure, dict[str, Tensor]]:
+    fit = format.fit(table, budget)
+    return fit.structure, dict(fit.params)
+
+
+def _owned(tensor: Tensor, dtype: torch.dtype, table: Tensor) -> Tensor:
+    """In a dtype, contiguous, and not the table's own memory."""
+    made = tensor.detach().to(dtype).contiguous()
+    shared = made.untyped_storage().data_ptr() == table.untyped_storage().data_ptr()
+    # A view of something larger would keep all of that.
+    return made.clone() if shared or made.untyped_storage().nbytes() > made.nbytes else made
 
 
 def check_table(table: Tensor) -> Tensor:

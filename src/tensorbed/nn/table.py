@@ -68,7 +68,7 @@ class StructuredTable(nn.Module):
         dtype = dtype or torch.get_default_dtype()
         require_float_dtype(dtype)
         check_format(format)
-        _check_options(**options)
+        check_options(**options)
         padding_idx = wrapped_padding_idx(options.get("padding_idx"), num_embeddings)
         reserved = 0 if padding_idx is None else embedding_dim * dtype.itemsize
         structure = format.bind(Budget(num_embeddings, embedding_dim, dtype, reserved))
@@ -129,7 +129,7 @@ class StructuredTable(nn.Module):
         table = check_table(table)
         dtype = dtype or table.dtype
         require_float_dtype(dtype)
-        _check_options(**options)
+        check_options(**options)
         padding_idx = wrapped_padding_idx(options.get("padding_idx"), table.shape[0])
         reserved = 0 if padding_idx is None else table.shape[1] * dtype.itemsize
         found = fit_table(table, format, dtype=dtype, reserved=reserved)
@@ -305,7 +305,7 @@ def wrapped_padding_idx(padding_idx: int | None, rows: int) -> int | None:
     return padding_idx % rows
 
 
-def _check_options(
+def check_options(
     *,
     padding_idx: int | None = None,
     max_norm: float | None = None,

@@ -9,6 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from tensorbed.checks import require_positive
 from tensorbed.contraction import compiled, through
 from tensorbed.contraction.chain import Chain
 from tensorbed.contraction.projection import Way
@@ -29,6 +30,10 @@ class LowRankMatrix(Structure):
     """
 
     rank: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self.rank, "rank")
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         return (TensorSpec("u", (self.rows, self.rank)), TensorSpec("v", (self.cols, self.rank)))
@@ -100,10 +105,15 @@ class LowRank(RankedFormat):
         if bound is None:
             aim = self.target(budget)
             assert isinstance(aim, LowRankMatrix)
-            found = truncate(table, rank=aim.rank, label="fitting low rank")
+            found = truncate(table, rank=aim.rank, label="fitting low rank", orthonormal=False)
         else:
-            found = truncate(table, bound=bound, label="fitting low rank")
-        # The scale is shared between the two factors, so that both train at the same pace.
-        size = found.right.norm(dim=1).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
-        u, v = found.left * size, (found.right / size[:, None]).T
+            found = truncate(table, bound=bound, label="fitting low rank", orthonormal=False)
+        # The scale is shared between the two factors, so that both train at the same pace. In place: they are large.
+        left, right = _lengths(found.left.T), _lengths(found.right)
+        size = torch.where((left > 0) & (right > 0), (right / left).sqrt(), 1)
+        u, v = found.left.mul_(size.to(found.left.dtype)), (found.right.double() / size[:, None]).T
         return Fit(LowRankMatrix(budget.rows, budget.cols, u.shape[1]), {"u": u, "v": v})
+
+
+def _lengths(vectors: Tensor) -> Tensor:  # (r, n) -> (r,) float64
+    return torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in vectors])

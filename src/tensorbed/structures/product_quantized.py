@@ -44,6 +44,16 @@ class ProductQuantizedMatrix(Structure):
     parts: int
     rotated: bool = False
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.parts < 1 or self.cols % self.parts:
+            raise ValueError(f"parts={self.parts} does not divide embedding_dim={self.cols}.")
+
+    def check_values(self, p: Params) -> None:
+        most = int(p["codes"].amax())
+        if most >= self.words:
+            raise ValueError(f"codes name entry {most} of codebooks of {self.words}.")
+
     @property
     def words(self) -> int:
         """Entries of a codebook."""
@@ -199,5 +209,5 @@ def _quantised(structure: ProductQuantizedMatrix, table: Tensor, sweeps: int, la
         middle = part.mean(0)
         size = (part - middle).abs().amax().clamp_min(torch.finfo(part.dtype).tiny)
         codes, book = k_means(((part - middle) / size).float().contiguous(), structure.words, sweeps)
-        found.append((codes, book.to(part.dtype) * size + middle))
-    return torch.stack([codes for codes, _ in found], 1).to(torch.uint8), torch.stack([book for _, book in found])
+        found.append((codes.to(torch.uint8), book.to(part.dtype) * size + middle))
+    return torch.stack([codes for codes, _ in found], 1), torch.stack([book for _, book in found])

@@ -48,6 +48,13 @@ class QuantizedRowsMatrix(Structure):
     bits: int
     group: int  # cols where there are none
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bits not in (4, 8) or not 1 <= self.group <= self.cols:
+            raise ValueError(
+                f"bits={self.bits}, group={self.group}: bits are 4 or 8, a group 1 to {self.cols} columns."
+            )
+
     def tensors(self) -> tuple[TensorSpec, ...]:
         eight = self.bits == 8
         codes = TensorSpec(

@@ -8,7 +8,7 @@ from typing import Any
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from tensorbed.convert import Formats
+from tensorbed.finding import Formats
 
 METHOD = "tensorbed"
 VERSION = 1

@@ -171,7 +171,8 @@ def _more_heads(
         if source in layers and name not in layers and type(dense) is nn.Linear:
             bias = dense.bias is not None
             table = layers[source]
-            options = {"padding_idx": table.padding_idx, "std": table.std, "bias": bias}
+            options = {"std": table.std, "impl": "auto", "memory_budget": None, "bias": bias}
+            options |= {} if table.padding_idx is None else {"padding_idx": table.padding_idx}
             made[name] = rebuilt({**described(table), "layer": "Head", "options": options})
     return made
 
