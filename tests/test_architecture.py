@@ -25,7 +25,7 @@ ROOMS = (
     ("fitting", "functional", "pooling"),
     ("vocabulary",),
     ("nn",),
-    ("report",),
+    ("report", "calibration"),
     ("convert", "files", "planning"),
     ("tensorbed",),
     ("testing", "figures", "info", "inspection"),
