@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
 
+from tensorbed.calibration import recorded, together
 from tensorbed.checks import naming, require_int
 from tensorbed.finding import Formats, Weight, found_tables, is_scaled
 from tensorbed.nn.bag import EmbeddingBag
@@ -16,7 +17,7 @@ from tensorbed.nn.embedding import Embedding, ScaledEmbedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable, check_format
 from tensorbed.report import Entry, Report
-from tensorbed.structures import Format
+from tensorbed.structures import Format, Use
 
 
 def compress_(
@@ -28,6 +29,7 @@ def compress_(
     tied: str = "keep",
     fit: bool = True,
     include_heads: bool = True,
+    calibrate: Callable[[Any], object] | None = None,
 ) -> Report:
     """Replace the large tables of a model, in place, by structured ones.
 
@@ -45,6 +47,8 @@ def compress_(
         skip: patterns of names to leave alone.
         tied: ``"keep"`` tables that share their weight sharing it, or ``"untie"`` them.
         fit: to the table that is there; ``False`` draws anew, for training from scratch.
+        calibrate: called with the model, to run it on typical inputs. Which rows are looked up and what vectors meet
+            the heads is recorded meanwhile, and formats that can weigh their errors by it do.
 
     Example::
 
@@ -52,9 +56,14 @@ def compress_(
         >>> print(report)
     """
     _check(model, format, min_rows, skip, tied)
+    if calibrate is not None and not (fit and callable(calibrate)):
+        raise ValueError("calibrate is a function that runs the model, for fit=True; leave it out else.")
     before = _sizes(model)
     tables, left = found_tables(model, format, min_rows, tuple(skip), include_heads, tied)
-    made = [_made(table, tied, fit) for table in tables]
+    uses: Mapping[str, Use] = {}
+    if calibrate is not None:
+        uses = recorded(model, {name: one for table in tables for name, one in table.places.items()}, calibrate)
+    made = [_made(table, tied, fit, uses) for table in tables]
     put(model, {name: layer for replaced, _ in made for name, layer in replaced.items()})
     _tell_frameworks(model)
     after = _sizes(model)
@@ -98,18 +107,21 @@ def _sizes(model: nn.Module) -> tuple[int, int]:
     return sum(t.numel() for t in held), sum(t.numel() * t.element_size() for t in held)
 
 
-def _made(table: Weight, tied: str, fit: bool) -> tuple[dict[str, StructuredTable], list[Entry]]:
+def _made(
+    table: Weight, tied: str, fit: bool, uses: Mapping[str, Use]
+) -> tuple[dict[str, StructuredTable], list[Entry]]:
     """The layers for all places of a weight, and what to report of them."""
     groups = [{name: module} for name, module in table.places.items()] if tied == "untie" else [table.places]
     replaced: dict[str, StructuredTable] = {}
     entries = []
     for places in groups:
+        use = together(uses[name] for name in places) if uses else None
         first: StructuredTable | None = None
         by_module: dict[int, StructuredTable] = {}
         # Tables before heads, which share theirs.
         for name, module in sorted(places.items(), key=lambda item: isinstance(item[1], nn.Linear)):
             with naming(name):
-                layer = by_module.get(id(module)) or _layer(module, table.formats[name], first, fit)
+                layer = by_module.get(id(module)) or _layer(module, table.formats[name], first, fit, use)
             layer.train(module.training)
             by_module[id(module)], first = layer, first or layer
             replaced[name] = layer
@@ -118,9 +130,11 @@ def _made(table: Weight, tied: str, fit: bool) -> tuple[dict[str, StructuredTabl
     return replaced, entries
 
 
-def _layer(module: nn.Module, format: Format, first: StructuredTable | None, fit: bool) -> StructuredTable:
+def _layer(
+    module: nn.Module, format: Format, first: StructuredTable | None, fit: bool, use: Use | None
+) -> StructuredTable:
     if isinstance(module, nn.Linear):
-        head = _new_head(module, format, fit) if first is None else Head.tied_to(first)
+        head = _new_head(module, format, fit, use) if first is None else Head.tied_to(first)
         head.bias = module.bias
         return head
     options = _options(module)
@@ -134,7 +148,7 @@ def _layer(module: nn.Module, format: Format, first: StructuredTable | None, fit
     weight: Tensor = module.weight  # type: ignore[assignment]
     layer: StructuredTable
     if fit:
-        layer = kind.from_pretrained(weight, format, not weight.requires_grad, **options)
+        layer = kind.from_pretrained(weight, format, not weight.requires_grad, use=use, **options)
     else:
         layer = kind(*weight.shape, format, device=weight.device, dtype=weight.dtype, **options)
         layer.requires_grad_(weight.requires_grad)
@@ -157,10 +171,10 @@ def _options(module: nn.Module) -> dict[str, Any]:
     return {name: getattr(module, name) for name in names}
 
 
-def _new_head(module: nn.Linear, format: Format, fit: bool) -> Head:
+def _new_head(module: nn.Linear, format: Format, fit: bool, use: Use | None) -> Head:
     weight = module.weight
     if fit:
-        return Head.from_pretrained(weight, format, not weight.requires_grad)
+        return Head.from_pretrained(weight, format, not weight.requires_grad, use=use)
     head = Head(module.in_features, module.out_features, format, device=weight.device, dtype=weight.dtype)
     head.requires_grad_(weight.requires_grad)
     return head

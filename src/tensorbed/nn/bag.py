@@ -13,7 +13,7 @@ from tensorbed.dispatch import checked_indices, clamped_for_export, full_precisi
 from tensorbed.functional import compiled_table, explain, lookup
 from tensorbed.nn.table import StructuredTable, TableOptions
 from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency, scale_gradient
-from tensorbed.structures import Explanation, Format
+from tensorbed.structures import Explanation, Format, Use
 
 
 class EmbeddingBag(StructuredTable):
@@ -64,11 +64,12 @@ class EmbeddingBag(StructuredTable):
         mode: str = "mean",
         include_last_offset: bool = False,
         dtype: torch.dtype | None = None,
+        use: Use | None = None,
         **options: Unpack[TableOptions],
     ) -> Self:
         """Fit a format to a trained table; see :meth:`Embedding.from_pretrained`."""
         check_mode(mode, options.get("scale_grad_by_freq", False))
-        layer = cls._fitted(table, format, freeze, dtype, **options)
+        layer = cls._fitted(table, format, freeze, dtype, use, **options)
         layer.mode, layer.include_last_offset = mode, include_last_offset
         return layer
 

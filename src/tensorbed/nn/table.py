@@ -14,7 +14,7 @@ from tensorbed.dispatch import full_precision, is_recorded, is_traced, is_transf
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.functional import check_impl
 from tensorbed.nn.lazy import LazyTable
-from tensorbed.structures import Format, Params, Structure
+from tensorbed.structures import Format, Params, Structure, Use
 from tensorbed.structures.formats import Budget
 from tensorbed.vocabulary.scorer import Vocabulary
 
@@ -122,6 +122,7 @@ class StructuredTable(nn.Module):
         format: Format,
         freeze: bool,
         dtype: torch.dtype | None,
+        use: Use | None = None,
         **options: Any,
     ) -> Self:
         """The layer whose structure was fitted to ``table``; the padding row is the table's own."""
@@ -132,7 +133,7 @@ class StructuredTable(nn.Module):
         check_options(**options)
         padding_idx = wrapped_padding_idx(options.get("padding_idx"), table.shape[0])
         reserved = 0 if padding_idx is None else table.shape[1] * dtype.itemsize
-        found = fit_table(table, format, dtype=dtype, reserved=reserved)
+        found = fit_table(table, format, dtype=dtype, reserved=reserved, use=use)
         layer = cls.__new__(cls)
         layer._set_up(found.structure, table.device, dtype, **options)
         with torch.no_grad():
