@@ -86,6 +86,7 @@ FORMATS = {
     "low_rank": tb.LowRank(rank=4),
     "quantized_rows": tb.QuantizedRows(bits=4, group=16),
     "product_quantized": tb.ProductQuantized(parts=8, sweeps=2),
+    "hot_rows": tb.HotRows(),
     "dense": tb.Dense(),
 }
 

@@ -14,6 +14,7 @@ FORMATS = [
     tb.QuantizedRows(bits=8),
     tb.ProductQuantized(parts=4),
     tb.ProductQuantized(parts=4, rotate=True),
+    tb.HotRows(),
     tb.Dense(),
 ]
 TABLE = torch.randn(300, 8, generator=torch.Generator().manual_seed(0)) + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -55,6 +56,17 @@ class HotRowsMatrix(Structure):
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return self.take(p, torch.arange(self.rows, device=p["places"].device))
 
+    def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
+        """Hot rows stay hot; new ones are not."""
+        places = p["places"][p["places"] < rows]
+        if not 0 < len(places) < rows:
+            raise ValueError(f"of {rows} rows {len(places)} would be hot; a table keeps rows of both kinds.")
+        hot, of_hot = self.hot.resized(_named(p, "hot_"), len(places))
+        rest, of_rest = self.rest.resized(_named(p, "rest_"), rows - len(places))
+        assert hot.text is not None and rest.text is not None  # noqa: PT018
+        found = {"places": places, **_prefixed("hot_", of_hot), **_prefixed("rest_", of_rest)}
+        return replace(self, rows=rows, hot_text=hot.text, rest_text=rest.text), found
+
     @property
     def row_multiply_adds(self) -> int | None:
         each = self.hot.row_multiply_adds, self.rest.row_multiply_adds
@@ -67,6 +79,10 @@ class HotRowsMatrix(Structure):
 
 def _named(p: Params, prefix: str) -> Params:
     return {name.removeprefix(prefix): tensor for name, tensor in p.items() if name.startswith(prefix)}
+
+
+def _prefixed(prefix: str, p: Params) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in p.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +139,6 @@ class HotRows(Format):
         for name, format, own, rows in (("hot", self.hot, budgets[0], places), ("rest", self.rest, budgets[1], others)):
             counts = None if use.counts is None else use.counts[rows]
             fit = format.fit_to_use(table[rows], own, Use(counts, use.moment))
-            found |= {f"{name}_{key}": tensor for key, tensor in fit.params.items()}
+            found |= _prefixed(f"{name}_", fit.params)
             made.append(fit.structure)
         return Fit(self._of(budget, *made), found)
