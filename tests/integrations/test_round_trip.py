@@ -2,8 +2,9 @@
 
 import pytest
 import torch
+import transformers
 from safetensors import safe_open
-from tiny import ARCHITECTURES, FORMATS, ROWS, compressed, dense, logits, numbers, reloaded
+from tiny import ARCHITECTURES, COMMON, FORMATS, GROUPED, ROWS, compressed, dense, logits, numbers, reloaded
 
 import tensorbed as tb
 from tensorbed.nn.table import StructuredTable
@@ -48,7 +49,7 @@ def test_formats(format, tied, tmp_path):
 @pytest.mark.parametrize("format", ["tensor_train", "product_quantized"])
 def test_base_and_task_load_each_other(name, format, tmp_path):
     model = compressed(name, format)
-    base_class = type(model.base_model) if name != "t5" else __import__("transformers").T5Model
+    base_class = type(model.base_model) if name != "t5" else transformers.T5Model
     base, info = reloaded(model, tmp_path / "task", base_class, output_loading_info=True)
     assert not [key for key in info["missing_keys"] if "pooler" not in key]
     assert tables(base)
@@ -123,3 +124,31 @@ def test_scale_is_kept(tmp_path):
     assert model.get_input_embeddings().embed_scale == pytest.approx(32**0.5)
     again = reloaded(model, tmp_path)
     assert torch.equal(logits(again), before)
+
+
+def test_a_model_of_two_models(tmp_path):
+    parts = [transformers.BertConfig(**COMMON) for _ in range(2)]
+    config = transformers.EncoderDecoderConfig.from_encoder_decoder_configs(*parts)
+    config.decoder_start_token_id, config.pad_token_id = 1, 0
+    model = transformers.EncoderDecoderModel(config).eval()
+    tb.compress_(model, FORMATS["product_quantized"], min_rows=ROWS)
+    again, info = reloaded(model, tmp_path, output_loading_info=True)
+    assert not any(info.values()), info
+    assert torch.equal(logits(again), logits(model))
+    first, second = (part.get_input_embeddings().codes for part in (again.encoder, again.decoder))
+    assert first is not second
+    assert again.decoder.get_output_embeddings().codes is second
+
+
+def test_a_model_with_a_language_model_inside(tmp_path):
+    vision = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(**vision, image_size=16, patch_size=8),
+        text_config=transformers.LlamaConfig(**GROUPED, tie_word_embeddings=True),
+        image_token_index=1,
+    )
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    tb.compress_(model, FORMATS["tensor_ring"], min_rows=ROWS)
+    again = reloaded(model, tmp_path)
+    assert torch.equal(logits(again), logits(model))
+    assert again.lm_head.core_0 is again.model.language_model.embed_tokens.core_0
