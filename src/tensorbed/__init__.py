@@ -23,6 +23,7 @@ from tensorbed.nn import (
 from tensorbed.planning import plan
 from tensorbed.shapes import suggest_shape
 from tensorbed.structures.dense import Dense
+from tensorbed.structures.hot_rows import HotRows
 from tensorbed.structures.low_rank import LowRank
 from tensorbed.structures.product_quantized import ProductQuantized
 from tensorbed.structures.quantized_rows import QuantizedRows
@@ -36,6 +37,7 @@ __all__ = [
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "Head",
+    "HotRows",
     "LowRank",
     "LowRankEmbedding",
     "LowRankEmbeddingBag",

@@ -31,7 +31,10 @@ def require_number(value: object, name: str, *, low: float, high: float = math.i
     """A finite number in ``(low, high)``, or in ``[low, high]``, or an error that shows it."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__}).")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     inside = low <= number <= high if inclusive else low < number < high
     if not inside or number == math.inf:
         above, below = ("of at least", "at most") if inclusive else ("greater than", "less than")

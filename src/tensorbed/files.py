@@ -5,74 +5,133 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
+from tensorbed.contents import FORMAT, VERSION, Contents, Stored, differently_shared, inside, opened, understood
 from tensorbed.nn.bag import EmbeddingBag
-from tensorbed.nn.described import described, put, rebuilt
+from tensorbed.nn.described import described, kind_of, owner, put, take_options
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
-
-FORMAT, VERSION = "tensorbed", 1
 
 
 def save(module: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a layer, or a model with its layers of this library described, to one file.
 
-    Tensors that share their memory, of tied layers for instance, are stored once. The file is written beside ``path``
-    and takes its place when it is complete: whatever happens, there is the old file or the new one.
+    Tensors that share their memory, of tied layers for instance, are stored once; a tied head without its table is
+    stored as one that is not tied. The file is written beside ``path`` and takes its place when it is complete:
+    whatever happens, there is the old file or the new one.
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"save takes a layer or a model, got {type(module).__name__}.")
-    state = module.state_dict(keep_vars=True)
-    stored, aliases = _stored_once(state)
     every = module.named_modules(remove_duplicate=False)
     layers = {name: layer for name, layer in every if isinstance(layer, StructuredTable)}
     if not layers:
         raise ValueError("nothing here is a layer of tensorbed; compress the model first, or use safetensors itself.")
-    names: dict[int, str] = {}
-    for name, layer in layers.items():
-        names.setdefault(id(layer), name)
-    description = {
-        "version": VERSION,
-        "aliases": aliases,
-        "layers": {
-            name: {**described(layer), "tied_to": _tied_to(layer, names), "same_as": names[id(layer)]}
-            for name, layer in layers.items()
-        },
-    }
-    header = {"format": FORMAT, "description": json.dumps(description)}
-    _write(Path(path), {name: tensor.detach().contiguous() for name, tensor in stored.items()}, header)
+    state = _tensors_of(module)
+    stored, aliases = _stored_once(state)
+    _check_ties(layers, aliases)
+    description = {"version": VERSION, "aliases": aliases, "layers": _descriptions(layers)}
+    _check_dtypes(layers)
+    header = {"format": FORMAT, "description": json.dumps(description, allow_nan=False)}
+    _write(Path(path), _apart(stored), header)
+
+
+def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    """All that a module keeps, ordinary tensors with numbers."""
+    state = module.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"{name} is a {type(tensor).__name__}, of get_extra_state perhaps; a file holds tensors: keep it in a "
+                "buffer, or save it apart."
+            )
+        if is_lazy(tensor):
+            raise ValueError(f"{name} has no shape yet; run the model once, so that its lazy layers are complete.")
+        if tensor.is_meta:
+            raise ValueError(f"{name} is on the meta device and has no numbers to save.")
+        if type(tensor.data) is not Tensor or tensor.is_quantized or tensor.layout != torch.strided:
+            kind = f"{type(tensor.data).__name__} of {tensor.layout} and {tensor.dtype}"
+            raise ValueError(f"{name} is a {kind}; make an ordinary dense tensor of it first.")
+    return dict(state)
+
+
+def _sharing(name: str, tensor: Tensor) -> Hashable:
+    """Equal for names of one tensor."""
+    if not tensor.numel():
+        return name
+    if tensor.is_meta:
+        return id(tensor)
+    return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
 
 
 def _stored_once(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Tensors by their first name, and for the other names which that is."""
-    stored: dict[str, Tensor] = {}
-    aliases: dict[str, str] = {}
-    first: dict[tuple[Any, ...], str] = {}
-    for name, tensor in state.items():
-        if tensor.is_meta:
-            raise ValueError(f"{name} is on the meta device and has no numbers to save.")
-        key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
-        if tensor.numel() and key in first:
-            aliases[name] = first[key]
-        else:
-            first.setdefault(key, name)
-            stored[name] = tensor
-    return stored, aliases
+    first: dict[Hashable, str] = {}
+    names = {name: first.setdefault(_sharing(name, tensor), name) for name, tensor in state.items()}
+    stored = {name: state[name] for name, own in names.items() if own == name}
+    return stored, {name: own for name, own in names.items() if own != name}
 
 
-def _tied_to(layer: StructuredTable, names: Mapping[int, str]) -> str | None:
-    """The name of the table that a head shares, if both are saved."""
-    table = layer._tied[0] if isinstance(layer, Head) and layer._tied else None
-    return None if table is None else names.get(id(table))
+def _apart(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """As safetensors takes them: contiguous, and none in the memory of another, which views may be."""
+    found: dict[str, Tensor] = {}
+    taken: set[tuple[int, str]] = set()
+    for name, tensor in stored.items():
+        whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        place = (whole.untyped_storage().data_ptr(), str(whole.device))
+        found[name] = whole.clone() if place in taken else whole
+        taken.add(place)
+    return found
+
+
+def _descriptions(layers: Mapping[str, StructuredTable]) -> dict[str, Any]:
+    """Each layer, with the name of the one whose tensors it shares and the first of its own names."""
+    names: dict[int, str] = {}
+    holders: dict[int, str] = {}
+    for name, layer in layers.items():
+        names.setdefault(id(layer), name)
+        # The table itself, else the first of those tied to it: then it is kept there.
+        if owner(layer) is layer or id(owner(layer)) not in holders:
+            holders[id(owner(layer))] = names[id(layer)]
+    found = {}
+    for name, layer in layers.items():
+        holder, own = holders[id(owner(layer))], names[id(layer)]
+        found[name] = {**described(layer), "tied_to": None if holder == own else holder, "same_as": own}
+    return found
+
+
+def _check_ties(layers: Mapping[str, StructuredTable], aliases: Mapping[str, str]) -> None:
+    """What layers share they share as a whole: a file has no way to say more."""
+    owners = {
+        inside(name, key): (id(layer if key == "bias" else owner(layer)), key)
+        for name, layer in layers.items()
+        for key in layer.state_dict()
+    }
+    for alias, name in aliases.items():
+        if owners.get(alias) != owners.get(name):
+            raise ValueError(
+                f"{alias} and {name} share their memory, but are not of layers that are tied; tie a head with "
+                "tb.Head.tied_to, use one layer twice, or give each its own numbers."
+            )
+
+
+def _check_dtypes(layers: Mapping[str, StructuredTable]) -> None:
+    for name, layer in layers.items():
+        for spec in layer.structure.tensors():
+            tensor, wanted = getattr(layer, spec.name), spec.dtype or layer._dtype
+            if tensor.dtype != wanted:
+                raise ValueError(
+                    f"{inside(name, spec.name)} is {tensor.dtype}, its layer {wanted}; convert one of them."
+                )
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str]) -> None:
@@ -114,150 +173,103 @@ def load(path: str | os.PathLike[str], into: nn.Module | None = None) -> nn.Modu
     """A layer from a file; or ``into`` a model, whose layers of the same names become those of the file.
 
     Everything is read and checked before the model is touched: a file that is damaged, foreign, of a newer version or
-    of another model raises ``ValueError`` with the reason and leaves the model as it was.
+    of another model raises ``ValueError`` with the reason and leaves the model as it was. Layers that have the file's
+    structure already keep their Parameters, and an optimiser over them goes on; dtype, device and what is frozen stay.
     """
-    with _opened(path) as file:
-        return _loaded(file, into, Path(path))
+    with opened(path) as file:
+        contents = understood(file, Path(path))
+        if into is None:
+            return _alone(file, contents)
+        _check_model(into, contents)
+        return _filled(into, contents, contents.read(file))
 
 
 def described_in(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The description in a file."""
-    with _opened(path) as file:
-        return _description(file, Path(path))
+    """The version of a file's format, and what its layers are."""
+    with opened(path) as file:
+        contents = understood(file, Path(path))
+        return {"version": contents.version, "layers": {name: described(one) for name, one in contents.layers.items()}}
 
 
 def layers_in(path: str | os.PathLike[str]) -> dict[str, StructuredTable]:
     """The layers of this library in a file, by name, without a model."""
-    with _opened(path) as file:
-        description, layers, _ = _understood(file, Path(path))
-        state = _state(file, description["aliases"])
-        for name, layer in layers.items():
-            prefix = f"{name}." if name else ""
-            names = {key: prefix + key for key in layer.state_dict()}
-            layer.load_state_dict({key: state[full] for key, full in names.items()}, assign=True)
-        return layers
+    with opened(path) as file:
+        contents = understood(file, Path(path))
+        _fill(contents.layers, contents.read(file))
+        return dict(contents.layers)
 
 
-@contextmanager
-def _opened(path: str | os.PathLike[str]) -> Iterator[Any]:
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path}.")
-    try:
-        with safe_open(path, "pt") as file:
-            yield file
-    except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or not a safetensors file ({error}).") from None
-
-
-def _understood(file: Any, path: Path) -> tuple[dict[str, Any], dict[str, StructuredTable], dict[str, tuple[int, ...]]]:
-    """The description, its layers without numbers, and the shapes of all tensors, which the layers fit."""
-    description = _description(file, path)
-    layers = {name: _layer(name, one, path) for name, one in description["layers"].items()}
-    for name, one in description["layers"].items():
-        _tie(layers, name, one["tied_to"], path)
-    layers = {name: layers[description["layers"][name]["same_as"]] for name in layers}
-    shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    shapes.update({alias: shapes[name] for alias, name in description["aliases"].items() if name in shapes})
+def _fill(layers: Mapping[str, StructuredTable], state: Mapping[str, Tensor]) -> None:
+    """Give layers without numbers those of a file."""
     for name, layer in layers.items():
-        _check_shapes(layer, name, shapes, path)
-    return description, layers, shapes
+        layer.load_state_dict({key: state[inside(name, key)] for key in layer.state_dict()}, assign=True)
 
 
-def _state(file: Any, aliases: Mapping[str, str]) -> dict[str, Tensor]:
-    # Copies: what comes out of the file is a view of it, and changes when it does.
-    state = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    return state | {alias: state[name] for alias, name in aliases.items() if name in state}
-
-
-def _loaded(file: Any, into: nn.Module | None, path: Path) -> nn.Module:
-    description, layers, shapes = _understood(file, path)
-    if into is None:
-        return _alone(file, layers, path)
-    expected = _expected(into, layers)
-    if expected != shapes:
-        raise ValueError(f"{path} is of another model: {_difference(shapes, expected)}.")
-    for name, layer in layers.items():
-        _check_place(name, into.get_submodule(name), layer, path)
-    return _filled(file, into, layers, description["aliases"])
-
-
-def _description(file: Any, path: Path) -> dict[str, Any]:
-    header = file.metadata() or {}
-    if header.get("format") != FORMAT:
-        raise ValueError(f"{path} was not written by tensorbed.save; its format is {header.get('format')!r}.")
-    try:
-        found = json.loads(header["description"])
-        version, layers, aliases = found["version"], found["layers"], found["aliases"]
-        wrong = type(version) is not int or not isinstance(layers, dict) or not isinstance(aliases, dict) or not layers
-        wrong = wrong or not all(
-            isinstance(one, dict) and {"tied_to", "same_as"} <= set(one) for one in layers.values()
-        )
-        wrong = wrong or not all(one["same_as"] in layers for one in layers.values())
-        stored = set(file.keys())
-        wrong = wrong or not set(aliases.values()) <= stored or bool(set(aliases) & stored) or version < 1
-    except (LookupError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"the description in {path} cannot be read ({type(error).__name__}: {error}).") from None
-    if wrong:
-        raise ValueError(f"the description in {path} has not the parts that it should have.")
-    if version > VERSION:
-        raise ValueError(
-            f"{path} has version {version} of the format, this tensorbed reads up to {VERSION}: update it."
-        )
-    return dict(found)
-
-
-def _layer(name: str, description: Any, path: Path) -> StructuredTable:
-    try:
-        return rebuilt({key: value for key, value in description.items() if key not in ("tied_to", "same_as")})
-    except (ValueError, ArithmeticError, RuntimeError) as error:
-        raise ValueError(f"layer {name!r} in {path}: {error}") from None
-
-
-def _tie(layers: dict[str, StructuredTable], name: str, to: Any, path: Path) -> None:
-    """A head that shares a table's tensors does so again."""
-    if to is None:
-        return
-    head, table = layers[name], layers.get(to) if isinstance(to, str) else None
-    if not isinstance(head, Head) or table is None or isinstance(table, Head) or table.structure != head.structure:
-        raise ValueError(f"{path} ties {name!r} to {to!r}, which is no table of its shape.")
-    try:
-        bias = head.bias is not None
-        layers[name] = type(head).tied_to(table, bias, impl=head.impl, memory_budget=head.memory_budget)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"layer {name!r} in {path}: {error}") from None
-
-
-def _check_shapes(layer: StructuredTable, name: str, shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
-    prefix = f"{name}." if name else ""
-    for key, tensor in layer.state_dict().items():
-        found = shapes.get(prefix + key)
-        if found != tuple(tensor.shape):
-            what = "is missing" if found is None else f"has shape {found}"
-            raise ValueError(f"{prefix}{key} {what} in {path}; its description needs {tuple(tensor.shape)}.")
-
-
-def _alone(file: Any, layers: Mapping[str, StructuredTable], path: Path) -> nn.Module:
+def _alone(file: Any, contents: Contents) -> nn.Module:
+    layers, path = contents.layers, contents.path
     if set(layers) != {""}:
         names = ", ".join(layers)
         raise ValueError(f"{path} holds a model ({names}), not one layer; give the model: load(path, into=model).")
-    layer = layers[""]
-    if set(layer.state_dict()) != set(file.keys()):
-        raise ValueError(f"{path} has other tensors than its layer: {_difference(file.keys(), layer.state_dict())}.")
-    layer.load_state_dict(_state(file, {}), assign=True)
-    return layer
+    own = layers[""].state_dict()
+    if set(own) != set(contents.tensors):
+        raise ValueError(f"{path} has other tensors than its layer: {_difference(contents.tensors, own)}.")
+    _fill(layers, contents.read(file))
+    return layers[""]
 
 
-def _expected(model: nn.Module, layers: Mapping[str, StructuredTable]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the model's tensors once the layers are in it."""
-    inside = tuple(f"{name}." for name in layers)
-    kept = {key: tuple(t.shape) for key, t in model.state_dict().items() if not key.startswith(inside)}
+def _check_model(model: nn.Module, contents: Contents) -> None:
+    """The model is of the file's class: the same tensors in the same places, shared by the same names."""
+    layers, path = contents.layers, contents.path
     modules = dict(model.named_modules(remove_duplicate=False))
     missing = [name for name in layers if name not in modules]
     if missing or "" in layers:
         raise ValueError(f"the model has no {', '.join(missing) or 'place for a layer that is a file by itself'}.")
-    return kept | {
-        f"{name}.{key}": tuple(t.shape) for name, one in layers.items() for key, t in one.state_dict().items()
-    }
+    kept = _kept_tensors(model, layers)
+    new = {inside(n, k): t for n, one in layers.items() for k, t in one.state_dict(keep_vars=True).items()}
+    expected = {name: tuple(tensor.shape) for name, tensor in {**kept, **new}.items()}
+    shapes = {name: one.shape for name, one in contents.tensors.items()}
+    if expected != shapes:
+        raise ValueError(f"{path} is of another model: {_difference(shapes, expected)}.")
+    for name, layer in layers.items():
+        _check_place(name, modules[name], layer, path)
+    for name, tensor in kept.items():
+        _check_dtype(name, tensor, contents.tensors[name], path)
+    places = {name: _place(modules[name]) for name in layers}
+    _check_sharing(places, {name: id(owner(layer)) for name, layer in layers.items()}, path)
+    shared = {name: _sharing(name, tensor) for name, tensor in kept.items()}
+    _check_sharing(shared, {name: contents.tensors[name].at for name in kept}, path)
+
+
+def _kept_tensors(model: nn.Module, layers: Iterable[str]) -> dict[str, Tensor]:
+    """What of a model's tensors is not in the places of the layers."""
+    within = tuple(f"{name}." for name in layers)
+    state = {name: one for name, one in model.state_dict(keep_vars=True).items() if not name.startswith(within)}
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor) or is_lazy(tensor) or tensor.is_meta:
+            what = "no tensor" if not isinstance(tensor, Tensor) else "without a shape or numbers yet"
+            raise ValueError(f"{name} of the model is {what}; a file is loaded into a complete model.")
+    return state
+
+
+def _place(module: nn.Module) -> int:
+    """What is equal for places that are tied."""
+    return id(owner(module) if isinstance(module, StructuredTable) else module.weight)
+
+
+def _check_sharing(model: Mapping[str, Hashable], file: Mapping[str, Hashable], path: Path) -> None:
+    if wrong := differently_shared(model, file):
+        one, other, in_model = wrong
+        if in_model:
+            fix = f"untie them first, each with a Parameter of its own, or save a model in which {other} is tied"
+        else:
+            fix = f"tie them first, as {one} and {other} were in the model that was saved"
+        here, there = ("are tied", "not") if in_model else ("are not tied", "they are")
+        raise ValueError(f"{one} and {other} {here} in the model, and in {path} {there}; {fix}.")
+
+
+def _check_dtype(name: str, tensor: Tensor, found: Stored, path: Path) -> None:
+    if tensor.is_floating_point() != found.is_floating_point and not tensor.is_complex():
+        raise ValueError(f"{path} is of another model: {name} is {found.dtype} there, and here {tensor.dtype}.")
 
 
 def _check_place(name: str, old: nn.Module, layer: StructuredTable, path: Path) -> None:
@@ -280,33 +292,49 @@ def _check_place(name: str, old: nn.Module, layer: StructuredTable, path: Path) 
         )
 
 
-def _filled(
-    file: Any, model: nn.Module, layers: Mapping[str, StructuredTable], aliases: Mapping[str, str]
-) -> nn.Module:
-    state = _state(file, aliases)
+def _filled(model: nn.Module, contents: Contents, state: Mapping[str, Tensor]) -> nn.Module:
     modules = dict(model.named_modules(remove_duplicate=False))
-    for name, layer in layers.items():
-        old = modules[name]
-        layer.train(old.training)
-        inside = {key[len(name) + 1 :]: tensor for key, tensor in state.items() if key.startswith(f"{name}.")}
-        layer.load_state_dict(inside, assign=True)
-        own = next((p for key, p in old.named_parameters() if key != "bias"), None)
-        if own is not None and not own.is_meta:
-            layer.to(device=own.device, dtype=own.dtype)
-        for key, parameter in layer.named_parameters():
-            like = getattr(old, "bias", None) if key == "bias" else own
-            if like is not None and not (isinstance(layer, Head) and layer.is_tied and key != "bias"):
-                parameter.requires_grad_(like.requires_grad)
-    rest = {key: tensor for key, tensor in state.items() if not key.startswith(tuple(f"{name}." for name in layers))}
-    before = {key: tensor.clone() for key, tensor in model.state_dict().items() if key in rest}
+    # Layers that are tied stay or go together.
+    gone = {id(owner(one)) for name, one in contents.layers.items() if not _is_like(modules[name], one)}
+    new = {name: one for name, one in contents.layers.items() if id(owner(one)) in gone}
+    for name, layer in new.items():
+        _fill({name: layer}, state)
+        _make_alike(layer, modules[name])
+    copied = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(f"{n}." for n in new))}
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in copied}
     try:
-        model.load_state_dict(rest, strict=False)
-        put(model, layers)
+        model.load_state_dict(copied, strict=False)
+        put(model, new)
     except Exception as error:
         with suppress(Exception):  # what could not be written to was not
             model.load_state_dict(before, strict=False)
         raise ValueError(f"the model did not take its tensors ({error}); it is as it was.") from error
+    for name, layer in contents.layers.items():
+        if name not in new:
+            old: Any = modules[name]
+            take_options(old, layer)
+            old.fit_error = None
     return model
+
+
+def _is_like(old: nn.Module, layer: StructuredTable) -> bool:
+    """Whether a layer can take the numbers of another into its own Parameters."""
+    if not isinstance(old, StructuredTable) or kind_of(old) != kind_of(layer) or old.structure != layer.structure:
+        return False
+    own = old.state_dict()
+    return own.keys() == layer.state_dict().keys() and not any(tensor.is_meta for tensor in own.values())
+
+
+def _make_alike(layer: StructuredTable, old: nn.Module) -> None:
+    """Mode, device, dtype and what is frozen as in the module that it replaces."""
+    layer.train(old.training)
+    own = next((p for key, p in old.named_parameters() if key != "bias"), None)
+    if own is not None and not own.is_meta:
+        layer.to(device=own.device, dtype=own.dtype)
+    for key, parameter in layer.named_parameters():
+        like = getattr(old, "bias", None) if key == "bias" else own
+        if like is not None and not (isinstance(layer, Head) and layer.is_tied and key != "bias"):
+            parameter.requires_grad_(like.requires_grad)
 
 
 def _difference(found: Any, expected: Any) -> str:

@@ -11,10 +11,10 @@ from torch import Tensor
 from tensorbed.checks import require_float_dtype
 from tensorbed.decompose.train import frobenius
 from tensorbed.progress import track
-from tensorbed.structures import Format, Params, Structure
+from tensorbed.structures import Format, Params, Structure, Use
 from tensorbed.structures.formats import Budget
 
-_BLOCK = 2**22  # numbers of the table compared at once
+_BLOCK = 2**20  # numbers of the table compared at once
 
 
 @dataclass(frozen=True)
@@ -26,25 +26,50 @@ class Fitted:
     error: float  # ||W - fit||_F / ||W||_F, measured
 
 
-def fit_table(table: Tensor, format: Format, *, dtype: torch.dtype | None = None, reserved: int = 0) -> Fitted:
+def fit_table(
+    table: Tensor, format: Format, *, dtype: torch.dtype | None = None, reserved: int = 0, use: Use | None = None
+) -> Fitted:
     """Fit ``format`` to a table that :func:`check_table` let pass.
 
-    ``reserved`` bytes are stored besides and count against a ratio.
+    ``reserved`` bytes are stored besides and count against a ratio; errors are weighed by ``use`` where it is known.
     """
     dtype = dtype or table.dtype
+    budget = Budget(table.shape[0], table.shape[1], dtype, reserved)
     with torch.no_grad():
-        found = format.fit(table, Budget(table.shape[0], table.shape[1], dtype, reserved))
-        params = {
-            spec.name: found.params[spec.name].detach().to(spec.dtype or dtype, copy=True).contiguous()
-            for spec in found.structure.tensors()
-        }
+        structure, found = _found(table, format, budget, use)
+        # One after the other: each is let go once it is rounded.
+        params = {spec.name: _owned(found.pop(spec.name), spec.dtype or dtype, table) for spec in structure.tensors()}
         for name, tensor in params.items():
-            if not bool(torch.isfinite(tensor).all()):
+            if not all(bool(torch.isfinite(part).all()) for part in tensor.reshape(-1).split(_BLOCK)):
                 raise ValueError(f"{name} of the fit does not fit into {dtype}; give a wider dtype=.")
-        error = relative_error(table, found.structure, params)
+        error = relative_error(table, structure, params)
         if not math.isfinite(error):
             raise ValueError(f"rows of the fit do not fit into {dtype}; give a wider dtype=.")
-        return Fitted(found.structure, params, error)
+        return Fitted(structure, params, error)
+
+
+def _found(table: Tensor, format: Format, budget: Budget, use: Use | None) -> tuple[Structure, dict[str, Tensor]]:
+    fit = format.fit(table, budget) if use is None else format.fit_to_use(table, budget, _checked(use, table))
+    return fit.structure, dict(fit.params)
+
+
+def _owned(tensor: Tensor, dtype: torch.dtype, table: Tensor) -> Tensor:
+    """In a dtype, contiguous, and not the table's own memory."""
+    made = tensor.detach().to(dtype).contiguous()
+    shared = made.untyped_storage().data_ptr() == table.untyped_storage().data_ptr()
+    # A view of something larger would keep all of that.
+    return made.clone() if shared or made.untyped_storage().nbytes() > made.nbytes else made
+
+
+def _checked(use: Use, table: Tensor) -> Use:
+    """Of this table's size, finite and on its device."""
+    rows, cols = table.shape
+    for name, given, size in (("counts", use.counts, (rows,)), ("moment", use.moment, (cols, cols))):
+        if given is not None and (tuple(given.shape) != size or not bool(torch.isfinite(given).all())):
+            raise ValueError(
+                f"{name} of a table of {rows} x {cols} must be finite, of shape {size}, got {given.shape}."
+            )
+    return Use(*(None if t is None else t.detach().to(table.device) for t in (use.counts, use.moment)))
 
 
 def check_table(table: Tensor) -> Tensor:

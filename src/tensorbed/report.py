@@ -11,6 +11,7 @@ from tensorbed.structures.explanation import aligned
 
 # A fit that keeps less than this of a table has lost what the model knew; training brings it back, or another format.
 TOO_FAR = 0.3
+_SHOWN = 4  # tables named in one warning
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,14 @@ class Report:
             for entry in self.entries
             if entry.error is not None and entry.error > TOO_FAR
         ]
-        return found if self.entries else ["nothing was compressed: no table has enough rows (see min_rows)."]
+        return found if self.entries else [f"nothing was compressed: {self._why_nothing()}."]
+
+    def _why_nothing(self) -> str:
+        if not self.left:
+            return "the model has no torch.nn.Embedding or torch.nn.EmbeddingBag"
+        shown = [f"{name} ({reason})" for name, reason in list(self.left.items())[:_SHOWN]]
+        more = len(self.left) - len(shown)
+        return ", ".join(shown) + (f" and {more} more" if more else "")
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, for JSON."""

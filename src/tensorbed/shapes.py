@@ -213,9 +213,12 @@ def check_shape(shape: object, num_embeddings: int, embedding_dim: int) -> Shape
         raise ValueError(f"{given} holds {held} rows; rows are counted in int64, 2**63 - 1 at the most.")
     made = math.prod(col_factors)
     if made != embedding_dim:
+        # Numbers from a damaged file may be too large to be factored.
+        sane = embedding_dim < 2**32
+        instance = f", for instance {factor_evenly(embedding_dim, len(col_factors))}" if sane else ""
         raise ValueError(
             f"{given} makes rows of {made} numbers, but embedding_dim={embedding_dim}; the column factors must "
-            f"multiply to it exactly, for instance {factor_evenly(embedding_dim, len(col_factors))}."
+            f"multiply to it exactly{instance}."
         )
     return row_factors, col_factors
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tensorbed.decompose import ring, truncate
 from tensorbed.decompose.ring import improve, tr_svd
-from tensorbed.decompose.train import ErrorBudget, balanced, tensorize, tt_svd
+from tensorbed.decompose.train import ErrorBudget, Folded, balanced, tt_svd
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
@@ -114,7 +114,7 @@ def test_balancing_keeps_the_product():
 
 def test_tensorize_pairs_row_and_column_digits():
     table = torch.arange(6 * 4).reshape(6, 4)
-    tensor = tensorize(table, (2, 3), (2, 2))
+    tensor = Folded(table, (2, 3), (2, 2), table.dtype).tensor
     assert tensor.shape == (4, 6)
     for i1, i2, j1, j2 in ((0, 0, 0, 0), (1, 2, 0, 1), (1, 0, 1, 0)):
         assert tensor[i1 * 2 + j1, i2 * 2 + j2] == table[i1 * 3 + i2, j1 * 2 + j2]

@@ -213,7 +213,7 @@ def _transfer(core: Tensor, state: Tensor | None) -> Tensor:  # (i, R, j, R'), (
         return _kron(core) if state is None else _kron(core) @ state
     total = state.new_zeros(left, left, s)
     cube = state.reshape(right, right * s)
-    chunk = max(1, 2**24 // (left * right * s))
+    chunk = max(1, 2**20 // (left * right * s))
     for start in range(0, n, chunk):
         part = mats[start : start + chunk]
         half = (part @ cube).reshape(-1, left, right, s)  # sum over the first right bond

@@ -15,7 +15,7 @@ from tensorbed.progress import track
 SWEEPS = 20
 _ENOUGH = 1e-3  # a sweep that lowers the error by less than this fraction is the last
 _MOST_UNKNOWNS = 4096  # of one row of a core: the normal equations are this large squared
-_CHUNK = 2**24  # numbers in one partial contraction
+_CHUNK = 2**22  # numbers in one partial contraction
 
 
 def tr_svd(

@@ -11,12 +11,47 @@ from torch import Tensor
 from tensorbed.decompose.truncate import truncate
 
 
-def tensorize(table: Tensor, row_factors: Sequence[int], col_factors: Sequence[int]) -> Tensor:
-    """A padded table as the N-way tensor of the paper: ``(prod I_k, J) -> (I_1 J_1, ..., I_N J_N)``."""
-    order = len(row_factors)
-    split = table.reshape(*row_factors, *col_factors)
-    pairs = [axis for k in range(order) for axis in (k, order + k)]
-    return split.permute(pairs).reshape([i * j for i, j in zip(row_factors, col_factors, strict=True)])
+class Folded:
+    """A table, with rows of zeros up to ``prod I_k``, as the N-way tensor of the paper, in one copy.
+
+    Shape:
+        - table: ``(rows, prod J_k)``
+        - tensor: ``(I_1 J_1, ..., I_N J_N)``
+    """
+
+    def __init__(
+        self, table: Tensor, row_factors: Sequence[int], col_factors: Sequence[int], dtype: torch.dtype
+    ) -> None:
+        order, slab = len(row_factors), math.prod(row_factors[1:])
+        pairs = [n for pair in zip(row_factors, col_factors, strict=True) for n in pair]
+        held = torch.zeros(pairs, dtype=dtype, device=table.device)
+        self.tensor = held.view([i * j for i, j in zip(row_factors, col_factors, strict=True)])
+        # (I_1, ..., I_N, J_1, ..., J_N): as in the table, which first digits cut into slabs of rows.
+        self._rows = held.permute([*range(0, 2 * order, 2), *range(1, 2 * order, 2)])
+        full, self._within = divmod(table.shape[0], slab)
+        self._rows[:full] = table[: full * slab].reshape(-1, *self._rows.shape[1:])
+        self._last = self._rows[full:]  # slabs with padding
+        if self._within:
+            tail = self._tail()
+            tail[: self._within] = table[full * slab :]
+            self._put(tail)
+
+    def _tail(self) -> Tensor:
+        """Rows of the slabs with padding, a copy."""
+        return self._last.reshape(math.prod(self._last.shape[: self._last.dim() // 2]), -1).clone()
+
+    def _put(self, tail: Tensor) -> None:
+        self._last.copy_(tail.view(self._last.shape))
+
+    def padding(self) -> Tensor:  # -> (prod I_k - rows, cols)
+        """The rows after the table's."""
+        return self._tail()[self._within :]
+
+    def fill(self, rows: Tensor) -> None:  # (prod I_k - rows, cols)
+        """Write the rows after the table's."""
+        tail = self._tail()
+        tail[self._within :] = rows
+        self._put(tail)
 
 
 class ErrorBudget:
@@ -48,12 +83,14 @@ def tt_svd(
     for k in range(cuts):
         rest = rest.reshape(rank * sizes[k], -1)
         label = f"fitting a tensor train, cut {k + 1} of {cuts}"
+        # Cuts to come need orthonormal factors before them; after the last one there are none.
+        last = k == cuts - 1
         if budget is not None:
-            found = truncate(rest, bound=budget.share(), label=label)
+            found = truncate(rest, bound=budget.share(), label=label, orthonormal=not last)
             budget.spend(found.lost)
         else:
             assert ranks is not None
-            found = truncate(rest, rank=ranks[k], label=label)
+            found = truncate(rest, rank=ranks[k], label=label, orthonormal=not last)
         cores.append(found.left.reshape(rank, sizes[k], -1))
         rest, rank = found.right, found.left.shape[1]
     cores.append(rest.reshape(rank, sizes[-1], 1))
@@ -62,7 +99,7 @@ def tt_svd(
 
 def balanced(cores: Sequence[Tensor]) -> list[Tensor]:
     """Scale the cores to one root mean square without changing their product, so that they train at one pace."""
-    sizes = [float(core.double().square().mean().sqrt()) for core in cores]
+    sizes = [frobenius(core) / math.sqrt(core.numel()) for core in cores]
     if not all(sizes):
         return list(cores)
     level = math.exp(sum(math.log(s) for s in sizes) / len(sizes))

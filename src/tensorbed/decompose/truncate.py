@@ -16,8 +16,8 @@ class Truncated:
     """``matrix ~ left @ right``.
 
     Shape:
-        - left: ``(m, r)`` with orthonormal columns
-        - right: ``(r, n)`` with orthogonal rows, whose norms are the singular values
+        - left: ``(m, r)`` with orthonormal columns; where that was not asked for, they may be orthogonal only
+        - right: ``(r, n)`` with orthogonal rows, whose norms are the singular values; else they may be orthonormal
         - lost: Frobenius norm of what was cut off
     """
 
@@ -30,17 +30,24 @@ class Truncated:
 _LONG = 1024
 _SPARE = 16  # directions more than asked for, to be thrown away
 _PASSES = 6
+_BLOCK = 2**21  # numbers taken in float64 at once
+_CHEAP = 2**22  # a matrix of no more numbers has factors in float64, a larger one in its own precision
 
 
 def truncate(
-    matrix: Tensor, *, rank: int | None = None, bound: float | None = None, label: str = "fitting"
+    matrix: Tensor,
+    *,
+    rank: int | None = None,
+    bound: float | None = None,
+    label: str = "fitting",
+    orthonormal: bool = True,
 ) -> Truncated:
     """Cut to a rank, or to the smallest rank that loses at most ``bound`` in Frobenius norm."""
     short = min(matrix.shape)
-    if short <= _LONG:
-        return _exactly(matrix, rank, bound, label)
+    if short <= _LONG or (rank is not None and rank > short // 4):
+        return _exactly(matrix, rank, bound, label, orthonormal)
     if rank is not None:
-        return _exactly(matrix, rank, bound, label) if rank > short // 4 else _leading(matrix, rank, label)
+        return _leading(matrix, rank, label)
     assert bound is not None
     # Look for the bound among a few directions first, then among more.
     guess = _LONG // 8
@@ -49,7 +56,7 @@ def truncate(
         if found.lost <= bound:
             return _shorter(found, bound)
         guess *= 2
-    return _exactly(matrix, rank, bound, label)
+    return _exactly(matrix, rank, bound, label, orthonormal)
 
 
 def _leading(matrix: Tensor, rank: int, label: str) -> Truncated:
@@ -61,9 +68,14 @@ def _leading(matrix: Tensor, rank: int, label: str) -> Truncated:
         other = torch.linalg.qr(_multiply(matrix.T, basis, label)).Q
         basis = torch.linalg.qr(_multiply(matrix, other, label)).Q
     found = _exactly(_multiply(matrix.T, basis, label).T, rank, None, label)
-    norm = float(torch.linalg.vector_norm(matrix, dtype=torch.float64))
-    held = float(torch.linalg.vector_norm(found.right))
+    norm, held = (math.hypot(*_norms(one)) for one in (matrix, found.right))
     return Truncated(basis @ found.left, found.right, math.sqrt(max(0.0, norm**2 - held**2)))
+
+
+def _norms(matrix: Tensor) -> list[float]:
+    """Of its rows, a few of them at a time: a norm in float64 takes a copy in it."""
+    parts = matrix.split(max(1, _BLOCK // matrix.shape[1]))
+    return [float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts]
 
 
 def _shorter(found: Truncated, bound: float) -> Truncated:
@@ -75,7 +87,7 @@ def _shorter(found: Truncated, bound: float) -> Truncated:
     return Truncated(found.left[:, :rank], found.right[:rank], lost)
 
 
-def _exactly(matrix: Tensor, rank: int | None, bound: float | None, label: str) -> Truncated:
+def _exactly(matrix: Tensor, rank: int | None, bound: float | None, label: str, orthonormal: bool = True) -> Truncated:
     """By all singular values.
 
     They come from a triangular factor gathered block by block, as exact as a full decomposition and without its
@@ -85,9 +97,15 @@ def _exactly(matrix: Tensor, rank: int | None, bound: float | None, label: str) 
     long = matrix.T if wide else matrix  # (long side, short side)
     _, s, vh = torch.linalg.svd(_triangular(long, label))
     rank, lost = _cut(s, rank, bound)
-    short = vh[:rank].T  # (short side, r): orthonormal
+    short = vh[:rank].T.clone()  # (short side, r): orthonormal
+    kept = torch.float64 if matrix.numel() <= _CHEAP else torch.promote_types(matrix.dtype, torch.float32)
     if wide:
-        return Truncated(short, _multiply(long, short, label).T, lost)
+        # Written as it is read by the next cut, which would have to copy a transposed one.
+        right = short.new_empty(rank, long.shape[0], dtype=kept)
+        _multiply(long, short, label, out=right.T)
+        return Truncated(short, right, lost)
+    if not orthonormal:
+        return Truncated(_multiply(long, short, label, dtype=kept), short.T, lost)
     # Orthonormalise the long factor itself: dividing by small singular values would not give it.
     left, right = torch.linalg.qr(_multiply(long, short, label))
     return Truncated(left, right @ short.T, lost)
@@ -103,12 +121,14 @@ def _triangular(long: Tensor, label: str) -> Tensor:  # (m, n) -> (min(m, n), n)
     return r
 
 
-def _multiply(long: Tensor, short: Tensor, label: str) -> Tensor:  # (m, n), (n, r) -> (m, r) float64
-    out = short.new_empty(long.shape[0], short.shape[1])
-    height = max(2048, 2**24 // long.shape[1])
+def _multiply(
+    long: Tensor, short: Tensor, label: str, *, dtype: torch.dtype = torch.float64, out: Tensor | None = None
+) -> Tensor:  # (m, n), (n, r) float64 -> (m, r)
+    """Summed in float64, whatever the product is kept in."""
+    out = short.new_empty(long.shape[0], short.shape[1], dtype=dtype) if out is None else out
+    height = max(256, _BLOCK // max(long.shape[1], short.shape[1]))
     for start in track(range(0, long.shape[0], height), f"{label}: factors"):
-        block = long[start : start + height].to(torch.float64)
-        torch.mm(block, short, out=out[start : start + height])
+        out[start : start + height] = long[start : start + height].to(torch.float64) @ short
     return out
 
 

@@ -13,7 +13,7 @@ from tensorbed.dispatch import checked_indices, clamped_for_export, full_precisi
 from tensorbed.functional import compiled_table, explain, lookup
 from tensorbed.nn.table import StructuredTable, TableOptions
 from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency, scale_gradient
-from tensorbed.structures import Explanation, Format
+from tensorbed.structures import Explanation, Format, Use
 
 
 class EmbeddingBag(StructuredTable):
@@ -50,7 +50,7 @@ class EmbeddingBag(StructuredTable):
         dtype: torch.dtype | None = None,
         **options: Unpack[TableOptions],
     ) -> None:
-        _check_mode(mode, options.get("scale_grad_by_freq", False))
+        check_mode(mode, options.get("scale_grad_by_freq", False))
         super().__init__(num_embeddings, embedding_dim, format, device=device, dtype=dtype, **options)
         self.mode, self.include_last_offset = mode, include_last_offset
 
@@ -64,11 +64,12 @@ class EmbeddingBag(StructuredTable):
         mode: str = "mean",
         include_last_offset: bool = False,
         dtype: torch.dtype | None = None,
+        use: Use | None = None,
         **options: Unpack[TableOptions],
     ) -> Self:
         """Fit a format to a trained table; see :meth:`Embedding.from_pretrained`."""
-        _check_mode(mode, options.get("scale_grad_by_freq", False))
-        layer = cls._fitted(table, format, freeze, dtype, **options)
+        check_mode(mode, options.get("scale_grad_by_freq", False))
+        layer = cls._fitted(table, format, freeze, dtype, use, **options)
         layer.mode, layer.include_last_offset = mode, include_last_offset
         return layer
 
@@ -174,7 +175,8 @@ class EmbeddingBag(StructuredTable):
         return f'{super().extra_repr()}, mode="{self.mode}"{last}'
 
 
-def _check_mode(mode: str, scale_grad_by_freq: bool) -> None:
+def check_mode(mode: str, scale_grad_by_freq: bool) -> None:
+    """A way of pooling, or an error that lists them."""
     if mode not in MODES:
         raise ValueError(f'mode={mode!r}: choose one of "sum", "mean", "max".')
     if mode == "max" and scale_grad_by_freq:

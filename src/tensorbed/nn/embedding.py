@@ -12,7 +12,7 @@ from tensorbed.dispatch import clamped_for_export
 from tensorbed.functional import compiled_table, explain, lookup, shaped_like
 from tensorbed.nn.table import StructuredTable, TableOptions
 from tensorbed.pooling import scale_by_frequency
-from tensorbed.structures import Explanation, Format
+from tensorbed.structures import Explanation, Format, Use
 
 
 class Embedding(StructuredTable):
@@ -78,6 +78,7 @@ class Embedding(StructuredTable):
         freeze: bool = True,
         *,
         dtype: torch.dtype | None = None,
+        use: Use | None = None,
         **options: Unpack[TableOptions],
     ) -> Self:
         """Fit a format to a trained table.
@@ -87,10 +88,11 @@ class Embedding(StructuredTable):
             format: to a rank, a ratio, or an error: ``tb.TensorTrain(rel_error=0.1)``.
             freeze: as in torch, the tensors do not require gradients unless ``freeze=False``.
             dtype: of the layer, by default the table's.
+            use: how the table is used, where that is known (``tb.structures.Use``): errors are weighed by it.
 
         The relative Frobenius error that was reached is in ``fit_error``.
         """
-        return cls._fitted(table, format, freeze, dtype, **options)
+        return cls._fitted(table, format, freeze, dtype, use, **options)
 
 
 class ScaledEmbedding(Embedding):

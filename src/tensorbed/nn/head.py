@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tensorbed.checks import require_positive
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.table import StructuredTable, TableOptions
-from tensorbed.structures import Format
+from tensorbed.structures import Format, Use
 from tensorbed.vocabulary.calls import check_impl, logits_of, loss_of, sample_of, topk_of
 from tensorbed.vocabulary.choices import TopK
 from tensorbed.vocabulary.explanation import ScoresExplanation, explain
@@ -104,6 +104,7 @@ class Head(StructuredTable):
         memory_budget: int | None = None,
         dtype: torch.dtype | None = None,
         std: float | None = None,
+        use: Use | None = None,
     ) -> Self:
         """Fit a format to a trained weight, ``linear.weight`` and ``linear.bias`` of a ``torch.nn.Linear``.
 
@@ -112,6 +113,7 @@ class Head(StructuredTable):
             format: to a rank, a ratio, or an error: ``tb.TensorTrain(rel_error=0.1)``.
             freeze: the tensors do not require gradients unless ``freeze=False``.
             bias: ``(num_classes,)``, copied.
+            use: how the table is used, where that is known (``tb.structures.Use``): errors are weighed by it.
 
         The relative Frobenius error that was reached is in ``fit_error``.
         """
@@ -119,7 +121,7 @@ class Head(StructuredTable):
         check_impl(impl)
         if isinstance(table, Tensor) and table.dim() == 2:
             check_per_class(bias, table.shape[0], "bias")
-        layer = cls._fitted(table, format, freeze, dtype, std=std)
+        layer = cls._fitted(table, format, freeze, dtype, use, std=std)
         layer._finish(False if bias is None else bias, impl, memory_budget)
         layer.requires_grad_(not freeze)
         return layer

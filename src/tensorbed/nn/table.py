@@ -14,7 +14,7 @@ from tensorbed.dispatch import full_precision, is_recorded, is_traced, is_transf
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.functional import check_impl
 from tensorbed.nn.lazy import LazyTable
-from tensorbed.structures import Format, Params, Structure
+from tensorbed.structures import Format, Params, Structure, Use
 from tensorbed.structures.formats import Budget
 from tensorbed.vocabulary.scorer import Vocabulary
 
@@ -68,7 +68,7 @@ class StructuredTable(nn.Module):
         dtype = dtype or torch.get_default_dtype()
         require_float_dtype(dtype)
         check_format(format)
-        _check_options(**options)
+        check_options(**options)
         padding_idx = wrapped_padding_idx(options.get("padding_idx"), num_embeddings)
         reserved = 0 if padding_idx is None else embedding_dim * dtype.itemsize
         structure = format.bind(Budget(num_embeddings, embedding_dim, dtype, reserved))
@@ -122,6 +122,7 @@ class StructuredTable(nn.Module):
         format: Format,
         freeze: bool,
         dtype: torch.dtype | None,
+        use: Use | None = None,
         **options: Any,
     ) -> Self:
         """The layer whose structure was fitted to ``table``; the padding row is the table's own."""
@@ -129,10 +130,10 @@ class StructuredTable(nn.Module):
         table = check_table(table)
         dtype = dtype or table.dtype
         require_float_dtype(dtype)
-        _check_options(**options)
+        check_options(**options)
         padding_idx = wrapped_padding_idx(options.get("padding_idx"), table.shape[0])
         reserved = 0 if padding_idx is None else table.shape[1] * dtype.itemsize
-        found = fit_table(table, format, dtype=dtype, reserved=reserved)
+        found = fit_table(table, format, dtype=dtype, reserved=reserved, use=use)
         layer = cls.__new__(cls)
         layer._set_up(found.structure, table.device, dtype, **options)
         with torch.no_grad():
@@ -282,7 +283,9 @@ class StructuredTable(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         errors: list[str] = args[-1]
         dense = state_dict.get(f"{prefix}weight")
-        if dense is not None:
+        if dense is not None and dense.numel() == 0:  # says that there is none, see integrations.transformers
+            del state_dict[f"{prefix}weight"]
+        elif dense is not None:
             errors.append(
                 f'"{prefix}weight" is a dense table of shape {tuple(dense.shape)}; this layer keeps a '
                 f"{self.structure.kind} of it. Fit one with {type(self).__name__}.from_pretrained(table, ...)."
@@ -303,7 +306,7 @@ def wrapped_padding_idx(padding_idx: int | None, rows: int) -> int | None:
     return padding_idx % rows
 
 
-def _check_options(
+def check_options(
     *,
     padding_idx: int | None = None,
     max_norm: float | None = None,

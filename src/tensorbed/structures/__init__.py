@@ -9,7 +9,7 @@ import pkgutil
 
 from tensorbed.structures.base import Params, Structure, TensorSpec
 from tensorbed.structures.explanation import Explanation, Explanations
-from tensorbed.structures.formats import Fit, Format
+from tensorbed.structures.formats import Fit, Format, Use
 from tensorbed.structures.registry import register, registered
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "Params",
     "Structure",
     "TensorSpec",
+    "Use",
     "register",
     "registered",
 ]

@@ -172,6 +172,9 @@ class Structure(ABC):
         """
         return None
 
+    def check_values(self, p: Params) -> None:  # noqa: B027
+        """``ValueError`` for tensors of the right shapes and dtypes that no table of this structure has."""
+
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         """Draw the tensors in place so that the table's entries have mean 0 and exactly this standard deviation."""
         raise NotImplementedError(f"{self.kind} cannot be drawn at random; fit it to a table with from_pretrained.")

@@ -21,7 +21,7 @@ from tensorbed.contraction.executors import EXECUTORS, cheapest, considered
 from tensorbed.contraction.operators import IMPLS, chain_rows
 from tensorbed.contraction.plan import find_prefixes
 from tensorbed.contraction.projection import Way
-from tensorbed.decompose.train import frobenius, split_core, tensorize
+from tensorbed.decompose.train import Folded, frobenius, split_core
 from tensorbed.progress import track
 from tensorbed.shapes import Shape, as_shape, check_shape, suggest_shape, useful_ranks
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
@@ -249,16 +249,15 @@ class ChainFormat(RankedFormat):
             aim = self._made(budget, self.ranks, clip=True) if self.ranks is not None else self.target(budget)
             assert isinstance(aim, ChainMatrix)
             ranks = aim.ranks
-        padded = _padded(table, math.prod(row_factors))
-        tensor = tensorize(padded, row_factors, col_factors)
-        rounds = _rounds(padded, budget) if ranks is not None else 0
-        if rounds == 0:
-            del padded  # large tables: one copy is enough
-        found = self.decompose(tensor, ranks, bound, None)
+        # In float64 where that is cheap.
+        folded = Folded(table, row_factors, col_factors, torch.float64 if table.numel() <= 2**22 else table.dtype)
+        rounds = _rounds(folded, budget) if ranks is not None else 0
+        found = self.decompose(folded.tensor, ranks, bound, None)
         for _ in track(range(rounds), f"fitting {self.name}, filling the padding"):
-            if _fill(padded, self._stored(found, budget)):
+            if _fill(folded, self._stored(found, budget)):
                 break
-            found = self.decompose(tensorize(padded, row_factors, col_factors), ranks, bound, found)
+            found = self.decompose(folded.tensor, ranks, bound, found)
+        del folded
         return self._stored(found, budget)
 
     def _stored(self, found: Sequence[Tensor], budget: Budget) -> Fit:
@@ -276,30 +275,23 @@ _SETTLED = 1e-9  # a filling that moved by less, against the table, is final
 _IDLE = 1e-2  # and so is one that moved by less than this fraction of what the fit misses anyway
 
 
-def _padded(table: Tensor, rows: int) -> Tensor:
-    """The table with zero rows up to ``rows``, in float64 where that is cheap."""
-    dtype = torch.float64 if table.numel() <= 2**22 else table.dtype
-    if rows == table.shape[0]:
-        return table.to(dtype)
-    padded = torch.zeros(rows, table.shape[1], dtype=dtype, device=table.device)
-    padded[: table.shape[0]] = table
-    return padded
-
-
-def _rounds(padded: Tensor, budget: Budget) -> int:
+def _rounds(folded: Folded, budget: Budget) -> int:
     """How often a fit may be repeated for the padding's sake: not at all for tables whose fit takes long."""
-    return min(400, 2**26 // padded.numel()) if padded.shape[0] > budget.rows else 0
+    numbers = folded.tensor.numel()
+    return min(400, 2**26 // numbers) if budget.rows * budget.cols < numbers <= 2**24 else 0
 
 
-def _fill(padded: Tensor, fit: Fit) -> bool:
+def _fill(folded: Folded, fit: Fit) -> bool:
     """Overwrite the padded rows with those of the fit; whether another fit would not differ."""
     assert isinstance(fit.structure, ChainMatrix)
-    chain, stored = fit.structure.chain, list(fit.params.values())
-    index = torch.arange(chain.rows, padded.shape[0], device=padded.device)
-    rows = take(chain, [core.to(padded.dtype) for core in stored], index)
-    norm, moved = frobenius(padded), frobenius(padded[chain.rows :] - rows)
+    chain, tensor, before = fit.structure.chain, folded.tensor, folded.padding()
+    stored = [core.to(torch.promote_types(tensor.dtype, torch.float32)) for core in fit.params.values()]
+    whole = replace(chain, rows=chain.rows + before.shape[0])
+    index = torch.arange(chain.rows, whole.rows, device=tensor.device)
+    rows = chain_rows(whole, stored, index, "auto").to(tensor.dtype)
+    norm, moved = frobenius(tensor), frobenius(before - rows)
     # A fit is a projection: what it misses and what it holds are at right angles.
-    held = float(sum_of_squares(replace(chain, rows=padded.shape[0]), stored))
+    held = float(sum_of_squares(whole, stored))
     missed = math.sqrt(max(0.0, norm**2 - held))
-    padded[chain.rows :] = rows
+    folded.fill(rows)
     return moved <= max(_SETTLED * norm, _IDLE * missed)

@@ -44,6 +44,26 @@ class Fit:
     params: Params
 
 
+@dataclass(frozen=True)
+class Use:
+    """How a trained table is used, seen on typical inputs; what is not known is ``None``.
+
+    Shape:
+        - counts: ``(rows,)``, how often each row was looked up
+        - moment: ``(cols, cols)``, the mean of ``h h^T`` over the vectors ``h`` that rows were multiplied with
+    """
+
+    counts: Tensor | None = None
+    moment: Tensor | None = None
+
+    def row_weights(self) -> Tensor | None:  # (rows,) float32, mean 1
+        """How much rows count, those never seen as if seen once."""
+        if self.counts is None:
+            return None
+        seen = self.counts.double() + 1
+        return (seen / seen.mean()).float()
+
+
 class OutOfReachError(ValueError):
     """A ratio that a format cannot have for a table this small."""
 
@@ -65,6 +85,10 @@ class Format(ABC):
 
         The tensors may be of higher precision than ``budget.dtype``; the caller rounds them.
         """
+
+    def fit_to_use(self, table: Tensor, budget: Budget, use: Use) -> Fit:
+        """As :meth:`fit`, with errors weighed as they are met in use; formats that cannot weigh them fit as always."""
+        return self.fit(table, budget)
 
 
 def written(format: Any) -> str:

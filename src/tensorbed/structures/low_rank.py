@@ -9,12 +9,14 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from tensorbed.checks import require_positive
 from tensorbed.contraction import compiled, through
 from tensorbed.contraction.chain import Chain
 from tensorbed.contraction.projection import Way
-from tensorbed.decompose.truncate import truncate
+from tensorbed.decompose.feedback import metric
+from tensorbed.decompose.truncate import Truncated, truncate
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
-from tensorbed.structures.formats import Budget, Fit, RankedFormat
+from tensorbed.structures.formats import Budget, Fit, RankedFormat, Use
 from tensorbed.structures.registry import register
 
 
@@ -29,6 +31,10 @@ class LowRankMatrix(Structure):
     """
 
     rank: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_positive(self.rank, "rank")
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         return (TensorSpec("u", (self.rows, self.rank)), TensorSpec("v", (self.cols, self.rank)))
@@ -98,12 +104,41 @@ class LowRank(RankedFormat):
         """The best approximation of its rank, by singular values (Eckart and Young)."""
         bound = self.error_bound(table, budget, parts=2)
         if bound is None:
-            aim = self.target(budget)
-            assert isinstance(aim, LowRankMatrix)
-            found = truncate(table, rank=aim.rank, label="fitting low rank")
+            found = truncate(table, rank=self._aim(budget), label="fitting low rank", orthonormal=False)
         else:
-            found = truncate(table, bound=bound, label="fitting low rank")
-        # The scale is shared between the two factors, so that both train at the same pace.
-        size = found.right.norm(dim=1).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
-        u, v = found.left * size, (found.right / size[:, None]).T
+            found = truncate(table, bound=bound, label="fitting low rank", orthonormal=False)
+        return self._shared(found, budget)
+
+    def fit_to_use(self, table: Tensor, budget: Budget, use: Use) -> Fit:
+        """The best of its rank where rows are weighed and errors are measured by the vectors that rows meet."""
+        if self.rel_error is not None:
+            return self.fit(table, budget)  # the bound is on the error as it is
+        weights = use.row_weights()
+        rows = torch.ones(budget.rows, 1).to(table) if weights is None else weights.to(table.dtype).sqrt()[:, None]
+        seen = None if use.moment is None else torch.linalg.cholesky(metric(use.moment))
+        found = truncate(
+            (table * rows) if seen is None else (table * rows) @ seen.to(table.dtype),
+            rank=self._aim(budget),
+            label="fitting low rank",
+            orthonormal=False,
+        )
+        right = (
+            found.right if seen is None else torch.linalg.solve_triangular(seen, found.right, upper=False, left=False)
+        )
+        return self._shared(replace(found, left=found.left.div_(rows), right=right), budget)
+
+    def _aim(self, budget: Budget) -> int:
+        aim = self.target(budget)
+        assert isinstance(aim, LowRankMatrix)
+        return aim.rank
+
+    def _shared(self, found: Truncated, budget: Budget) -> Fit:
+        """The scale is shared between the two factors, so that both train at the same pace. In place, being large."""
+        left, right = _lengths(found.left.T), _lengths(found.right)
+        size = torch.where((left > 0) & (right > 0), (right / left).sqrt(), 1)
+        u, v = found.left.mul_(size.to(found.left.dtype)), (found.right.double() / size[:, None]).T
         return Fit(LowRankMatrix(budget.rows, budget.cols, u.shape[1]), {"u": u, "v": v})
+
+
+def _lengths(vectors: Tensor) -> Tensor:  # (r, n) -> (r,) float64
+    return torch.stack([torch.linalg.vector_norm(one, dtype=torch.float64) for one in vectors])

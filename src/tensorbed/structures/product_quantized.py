@@ -13,9 +13,10 @@ from tensorbed.checks import require_number, require_positive
 from tensorbed.contraction.projection import Way
 from tensorbed.contraction.tables import LookupTables
 from tensorbed.decompose.clusters import k_means
+from tensorbed.decompose.feedback import feedback
 from tensorbed.progress import track
 from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
-from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, written
+from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, Use, written
 from tensorbed.structures.registry import register
 
 _WORDS = 256  # entries of a codebook: what a byte can name
@@ -43,6 +44,16 @@ class ProductQuantizedMatrix(Structure):
 
     parts: int
     rotated: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.parts < 1 or self.cols % self.parts:
+            raise ValueError(f"parts={self.parts} does not divide embedding_dim={self.cols}.")
+
+    def check_values(self, p: Params) -> None:
+        most = int(p["codes"].amax())
+        if most >= self.words:
+            raise ValueError(f"codes name entry {most} of codebooks of {self.words}.")
 
     @property
     def words(self) -> int:
@@ -174,9 +185,16 @@ class ProductQuantized(Format):
 
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         """K-means on every part; with a rotation, alternating with the best one for the codes (Procrustes)."""
+        return self._fit(table, budget, Use())
+
+    def fit_to_use(self, table: Tensor, budget: Budget, use: Use) -> Fit:
+        """K-means with rows weighed and errors of one part made good in those after it; with a rotation, rows only."""
+        return self._fit(table, budget, Use(use.counts) if self.rotate else use)
+
+    def _fit(self, table: Tensor, budget: Budget, use: Use) -> Fit:
         structure = self.bind(budget)
-        table = table.double() if table.dtype == torch.float64 else table.float()
-        codes, books = _quantised(structure, table, self.sweeps, "quantising parts")
+        table = table if table.dtype == torch.float64 else table.float()
+        codes, books = _quantised(structure, table, self.sweeps, "quantising parts", use)
         if not self.rotate:
             return Fit(structure, {"codes": codes, "codebooks": books})
         plain, rotation = replace(structure, rotated=False), torch.eye(budget.cols).to(table)
@@ -184,7 +202,7 @@ class ProductQuantized(Format):
             left, _, right = torch.linalg.svd(plain._made({"codebooks": books}, codes).T @ table)
             rotation = left @ right
             label = f"quantising parts, rotation {number} of {_ROUNDS}"
-            codes, books = _quantised(structure, table @ rotation.T, self.sweeps, label)
+            codes, books = _quantised(structure, table @ rotation.T, self.sweeps, label, use)
         return Fit(structure, {"codes": codes, "codebooks": books, "rotation": rotation})
 
 
@@ -192,14 +210,33 @@ def _divisors(n: int) -> list[int]:
     return [m for m in range(1, n + 1) if n % m == 0]
 
 
-def _quantised(structure: ProductQuantizedMatrix, table: Tensor, sweeps: int, label: str) -> tuple[Tensor, Tensor]:
-    width = structure.cols // structure.parts
-    found = []
+def _quantised(
+    structure: ProductQuantizedMatrix, table: Tensor, sweeps: int, label: str, use: Use
+) -> tuple[Tensor, Tensor]:
+    width, weight = structure.cols // structure.parts, use.row_weights()
+    feed = None if use.moment is None else feedback(use.moment).to(table.dtype)
+    errors = None if feed is None else torch.empty_like(table, memory_format=torch.contiguous_format)
+    codes = torch.empty(structure.rows, structure.parts, dtype=torch.uint8, device=table.device)
+    books = torch.empty(structure.parts, structure.words, width, dtype=table.dtype, device=table.device)
     for m in track(range(structure.parts), label):
-        part = table[:, m * width : (m + 1) * width]
-        # Distances are differences of squares: they want numbers around 0, of size 1.
-        middle = part.mean(0)
-        size = (part - middle).abs().amax().clamp_min(torch.finfo(part.dtype).tiny)
-        codes, book = k_means(((part - middle) / size).float().contiguous(), structure.words, sweeps)
-        found.append((codes, book.to(part.dtype) * size + middle))
-    return torch.stack([codes for codes, _ in found], 1).to(torch.uint8), torch.stack([book for _, book in found])
+        begin, end = m * width, (m + 1) * width
+        part = table[:, begin:end]
+        if feed is None or errors is None:
+            place, books[m] = _clustered(part, structure.words, sweeps, weight)
+        else:
+            part = part - errors[:, :begin] @ feed[:begin, begin:end]
+            # In these coordinates the squared length of an error is what it costs after the parts to come made it good.
+            seen = torch.linalg.solve_triangular(feed[begin:end, begin:end], part, upper=True, left=False)
+            place, book = _clustered(seen, structure.words, sweeps, weight)
+            errors[:, begin:end] = seen - book[place]
+            books[m] = book @ feed[begin:end, begin:end]
+        codes[:, m] = place
+    return codes, books
+
+
+def _clustered(part: Tensor, words: int, sweeps: int, weight: Tensor | None) -> tuple[Tensor, Tensor]:
+    # Distances are differences of squares: they want numbers around 0, of size 1.
+    middle = part.mean(0)
+    size = (part - middle).abs().amax().clamp_min(torch.finfo(part.dtype).tiny)
+    place, book = k_means(((part - middle) / size).float().contiguous(), words, sweeps, weight=weight)
+    return place, book.to(part.dtype) * size + middle

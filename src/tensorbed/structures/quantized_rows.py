@@ -9,23 +9,17 @@ import torch
 from torch import Tensor
 
 from tensorbed.checks import require_int, require_positive
+from tensorbed.decompose.feedback import feedback
 from tensorbed.progress import track
 from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
-from tensorbed.structures.formats import Budget, Fit, Format
+from tensorbed.structures.formats import Budget, Fit, Format, Use
 from tensorbed.structures.registry import register
 
-_BLOCK = 2**20  # numbers of the table quantised at once
+_BLOCK = 2**18  # numbers of the table quantised at once, which stay in the cache
 _STEPS = 128  # of a group's scale, of either sign; the largest is 127
-_CLIPS = (
-    1.0,
-    0.97,
-    0.94,
-    0.9,
-    0.86,
-    0.82,
-    0.78,
-    0.74,
-)  # shares of the largest number that the largest code may stand for
+# Shares of the largest number that the largest code may stand for.
+_CLIPS = (1.0, 0.97, 0.94, 0.9, 0.86, 0.82, 0.78, 0.74)
+_STRIP = 32  # columns without a step of their own that are rounded between two products with the errors before them
 
 
 @register("quantized_rows")
@@ -47,6 +41,13 @@ class QuantizedRowsMatrix(Structure):
 
     bits: int
     group: int  # cols where there are none
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.bits not in (4, 8) or not 1 <= self.group <= self.cols:
+            raise ValueError(
+                f"bits={self.bits}, group={self.group}: bits are 4 or 8, a group 1 to {self.cols} columns."
+            )
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         eight = self.bits == 8
@@ -80,7 +81,7 @@ class QuantizedRowsMatrix(Structure):
         return numbers * scale
 
     def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
-        new = _fitted(self, self.mean_row(p))
+        new = _fitted(self, self.mean_row(p), None)
         return replace(self, rows=rows), {name: with_rows(tensor, rows, new[name]) for name, tensor in p.items()}
 
     @property
@@ -137,6 +138,13 @@ class QuantizedRows(Format):
 
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         """Codes, steps and scales of least squared error, row by row."""
+        return self._fit(table, budget, None)
+
+    def fit_to_use(self, table: Tensor, budget: Budget, use: Use) -> Fit:
+        """Columns rounded in turn, each error made good in those after it, as the vectors that rows meet see it."""
+        return self._fit(table, budget, None if use.moment is None else feedback(use.moment).float())
+
+    def _fit(self, table: Tensor, budget: Budget, feed: Tensor | None) -> Fit:
         structure = self.bind(budget)
         height = max(1, _BLOCK // budget.cols)
         # Written where they stay: results kept between blocks that come and go would hold the blocks' memory too.
@@ -145,27 +153,62 @@ class QuantizedRows(Format):
             for spec in structure.tensors()
         }
         for start in track(range(0, budget.rows, height), "quantising rows"):
-            for name, part in _fitted(structure, table[start : start + height].double()).items():
-                found[name][start : start + height] = part
+            rows = table[start : start + height]
+            # In float32 squares of small and large numbers are lost: rows are brought to size 1.
+            size = rows.abs().amax(1, keepdim=True).double()
+            rows = (rows / size.where(size > 0, 1)).float()
+            for name, part in _fitted(structure, rows, feed).items():
+                found[name][start : start + height] = part * size if name == "scale" else part
         return Fit(structure, found)
 
 
-def _fitted(structure: QuantizedRowsMatrix, rows: Tensor) -> dict[str, Tensor]:  # (n, cols) float64
+def _fitted(structure: QuantizedRowsMatrix, rows: Tensor, feed: Tensor | None) -> dict[str, Tensor]:  # (n, cols)
     n, cols, group = rows.shape[0], structure.cols, structure.group
     low, high = (-128, 127) if structure.bits == 8 else (-8, 7)
     padded = torch.nn.functional.pad(rows, (0, -cols % group)).view(n, -1, group)
     step = _best_step(padded, low, high)  # (n, groups)
+    scale, whole = step, torch.ones_like(step)
+    if group < cols:
+        scale = step.abs().amax(1, keepdim=True) / (_STEPS - 1)
+        whole = _whole_steps(step, scale)
+    if feed is None:
+        codes = _coded(padded, whole * scale, low, high).view(n, -1)[:, :cols]
+    else:
+        codes, whole = _fed(rows, feed, scale, whole, group, (low, high))
+    found = {"codes": codes.to(torch.int8) if structure.bits == 8 else packed(codes)}
     if group >= cols:
-        codes = _coded(padded, step, low, high).view(n, -1)[:, :cols]
-        stored = codes.to(torch.int8) if structure.bits == 8 else packed(codes)
-        return {"codes": stored, "scale": step * structure._reach}
-    scale = step.abs().amax(1, keepdim=True) / (_STEPS - 1)
-    whole = torch.where(scale > 0, (step / scale.clamp_min(torch.finfo(scale.dtype).tiny)).round(), 0)
-    # A group that is small beside others keeps the smallest step rather than none.
-    whole = torch.where((whole == 0) & (step != 0), step.sign(), whole)
-    codes = _coded(padded, whole * scale, low, high).view(n, -1)[:, :cols]
-    stored = codes.to(torch.int8) if structure.bits == 8 else packed(codes)
-    return {"codes": stored, "steps": whole.to(torch.int8), "scale": scale * structure._reach * _STEPS}
+        return {**found, "scale": scale.double() * structure._reach}
+    return {**found, "steps": whole.to(torch.int8), "scale": scale.double() * structure._reach * _STEPS}
+
+
+def _whole_steps(step: Tensor, scale: Tensor) -> Tensor:
+    """In units of the scale; a group that is small beside others keeps the smallest step rather than none."""
+    whole = torch.where(scale > 0, (step / scale.where(scale > 0, 1)).round().clamp(1 - _STEPS, _STEPS - 1), 0)
+    return torch.where((whole == 0) & (step != 0), step.sign(), whole)
+
+
+def _fed(
+    rows: Tensor, feed: Tensor, scale: Tensor, whole: Tensor, group: int, reach: tuple[int, int]
+) -> tuple[Tensor, Tensor]:  # (n, cols), (cols, cols), (n, 1), (n, groups) -> (n, cols), (n, groups)
+    """Codes column by column under :func:`feedback`; a group's step is found anew for what it has become."""
+    cols = rows.shape[1]
+    given = rows.T.contiguous()  # columns one after the other in memory
+    codes, errors = torch.empty_like(given), torch.empty_like(given)
+    width = group if group < cols else _STRIP
+    for start in range(0, cols, width):
+        stop = min(start + width, cols)
+        strip = given[start:stop] - feed[:start, start:stop].T @ errors[:start]
+        if group < cols:
+            step = _best_step(strip.T[:, None].contiguous(), *reach)
+            whole[:, start // group] = _whole_steps(step, scale)[:, 0]
+        step = (whole[:, start // group] * scale[:, 0]).contiguous()
+        inverse = torch.where(step != 0, 1 / step, 0)
+        for j in range(start, stop):
+            column = strip[j - start]
+            codes[j] = (column * inverse).round_().clamp_(*reach)
+            errors[j] = (column - codes[j] * step) / feed[j, j]
+            strip[j - start + 1 :].addr_(feed[j, j + 1 : stop], errors[j], alpha=-1)
+    return codes.T, whole
 
 
 def _best_step(groups: Tensor, low: int, high: int) -> Tensor:  # (n, g, group) -> (n, g)

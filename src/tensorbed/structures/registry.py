@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from tensorbed.structures.base import Structure
 
@@ -33,12 +34,30 @@ def register(kind: str) -> Callable[[S], S]:
 
 @lru_cache(maxsize=4096)
 def read(text: str) -> Structure:
-    """The registered structure that has this :attr:`Structure.text`."""
-    fields: dict[str, Any] = json.loads(text)
+    """The registered structure that has this :attr:`Structure.text`; an error where its sizes are no sizes."""
+    fields: dict[str, Any] = json.loads(text, parse_constant=refuse_constant)
     kind = fields.pop("kind")
     made: Any = _STRUCTURES[kind]
+    types: dict[str, Any] = {}
+    with suppress(NameError):  # of annotations for type checkers alone
+        types = get_type_hints(made)
+    for name, value in fields.items():
+        _check_type(kind, name, value, types.get(name))
     structure: Structure = made(**{name: _tuples(value) for name, value in fields.items()})
     return structure
+
+
+def refuse_constant(name: str) -> NoReturn:
+    """For ``json.loads``, which otherwise takes numbers that JSON does not have."""
+    raise ValueError(f"{name} is no number in JSON")
+
+
+def _check_type(kind: str, name: str, value: Any, wanted: Any) -> None:
+    """Numbers, flags and lists of numbers are what the class declares: 3.0 is no rank, and 1 no flag."""
+    if wanted in (int, bool, str) and type(value) is not wanted:
+        raise ValueError(f"{name} of {kind} must be {wanted.__name__}, got {value!r}")
+    if wanted == tuple[int, ...] and not (isinstance(value, list) and all(type(one) is int for one in value)):
+        raise ValueError(f"{name} of {kind} must be a list of int, got {value!r}")
 
 
 def _tuples(value: Any) -> Any:

@@ -160,6 +160,25 @@ class StructureLaws(Conformance):
         assert isinstance(format, RankedFormat)
         return replace(format, **{**dict.fromkeys(format.sizes), **size})  # type: ignore[arg-type]
 
+    def test_resized_tables_keep_their_rows(self, sample: Sample, draw: Draw) -> None:
+        p = draw.params(grad=False)
+        table = draw.structure.full(p)
+        for rows in (sample.rows - 1, sample.rows + 1, 3 * sample.rows + 2):
+            try:
+                made, params = draw.structure.resized(p, max(1, rows))
+            except NotImplementedError as error:
+                pytest.skip(str(error))
+            except ValueError:
+                if rows > sample.rows:
+                    raise
+                continue
+            assert (made.rows, made.cols, made.kind) == (max(1, rows), sample.cols, sample.structure.kind)
+            assert [tuple(params[spec.name].shape) for spec in made.tensors()] == [s.shape for s in made.tensors()]
+            kept = min(made.rows, sample.rows)
+            after = made.full(params)
+            assert_near(after[:kept], table[:kept])
+            assert after[kept:].abs().max() <= 2 * table.abs().max() if made.rows > kept else True
+
     def test_descriptions_are_frozen_hashable_and_picklable(self, sample: Sample, draw: Draw) -> None:
         structure = draw.structure
         assert structure == sample.structure

@@ -88,7 +88,7 @@ def check_ignore_index(ignore_index: int | None) -> None:
 
 def check_budget(memory_budget: int | None) -> None:
     """A positive number of bytes, or none."""
-    if memory_budget is not None and require_int(memory_budget, "memory_budget") < 1:
+    if memory_budget is not None and not 1 <= require_int(memory_budget, "memory_budget") < 2**63:
         raise ValueError(f"memory_budget={memory_budget}: a number of bytes, at least 1; leave None for the default.")
 
 

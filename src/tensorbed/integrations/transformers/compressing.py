@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensorbed.convert import Formats, compress_
+from tensorbed.convert import compress_
+from tensorbed.finding import Formats
 from tensorbed.integrations.transformers.folders import (
     Folder,
     check_target,
@@ -87,7 +88,7 @@ def compress_folder(
         include_heads=include_heads,
     )
     if not report.entries:
-        raise ValueError(f"nothing in {source} was compressed: {_why(report)}.")
+        raise ValueError(f"{source}: {report.warnings[0]} Lower --min-rows (min_rows) if a table is too small.")
     with put_in_place(out) as part:
         notes += _written(folder, model, part)
     after = opened(out).weight_bytes
@@ -102,11 +103,6 @@ def _planned(model: Any, ratio: float | None, budget: str | int | None, min_rows
             f"{found.allowed / 1e6:,.2f}; ask for less, or name a format."
         )
     return found
-
-
-def _why(report: Report) -> str:
-    reasons = "; ".join(f"{name} has {reason}" for name, reason in list(report.left.items())[:3])
-    return f"{reasons}; --min-rows sets how many a table must have" if reasons else "it has no embedding to compress"
 
 
 def _written(folder: Folder, model: Any, part: Path) -> list[str]:

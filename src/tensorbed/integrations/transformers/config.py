@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from tensorbed.convert import Formats
+from tensorbed.finding import Formats
 
 METHOD = "tensorbed"
 VERSION = 1
@@ -33,6 +33,7 @@ class TensorbedConfig(QuantizationConfigMixin):  # type: ignore[misc]
         tied: str = "keep",
         fit: bool = True,
         include_heads: bool = True,
+        calibrate: Callable[[Any], object] | None = None,
         layers: Mapping[str, Any] | None = None,
         untied: Sequence[str] = (),
         version: int = VERSION,
@@ -54,6 +55,7 @@ class TensorbedConfig(QuantizationConfigMixin):  # type: ignore[misc]
             "tied": tied,
             "fit": fit,
             "include_heads": include_heads,
+            "calibrate": calibrate,
         }
         self.layers = None if layers is None else dict(layers)
         self.untied = tuple(untied)

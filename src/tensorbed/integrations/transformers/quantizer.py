@@ -171,7 +171,8 @@ def _more_heads(
         if source in layers and name not in layers and type(dense) is nn.Linear:
             bias = dense.bias is not None
             table = layers[source]
-            options = {"padding_idx": table.padding_idx, "std": table.std, "bias": bias}
+            options = {"std": table.std, "impl": "auto", "memory_budget": None, "bias": bias}
+            options |= {} if table.padding_idx is None else {"padding_idx": table.padding_idx}
             made[name] = rebuilt({**described(table), "layer": "Head", "options": options})
     return made
 
@@ -179,8 +180,9 @@ def _more_heads(
 def _stock_ties(model: PreTrainedModel, config: TensorbedConfig) -> dict[str, str]:
     """What transformers would tie, but for what was untied."""
     broken = {_place(model, name) for name in config.untied}
-    pairs = ((a.removesuffix(".weight"), b.removesuffix(".weight")) for a, b in model.all_tied_weights_keys.items())
-    return {name: source for name, source in pairs if name not in broken}
+    pairs = {a: b for a, b in model.all_tied_weights_keys.items() if a.endswith(".weight")}
+    named = {a.removesuffix(".weight"): b.removesuffix(".weight") for a, b in pairs.items()}
+    return {name: source for name, source in named.items() if name not in broken}
 
 
 def _tied(model: PreTrainedModel, config: TensorbedConfig, there: set[str]) -> dict[str, str]:

@@ -1,0 +1,194 @@
+"""What a file of this library holds: read from its header, and refused with the reason where that is not sound."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from tensorbed.nn.described import rebuilt
+from tensorbed.nn.head import Head
+from tensorbed.nn.table import StructuredTable
+from tensorbed.structures.registry import refuse_constant
+
+FORMAT, VERSION = "tensorbed", 1
+# The names that safetensors has for dtypes.
+_STORED_AS = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES = {name: dtype for dtype, name in _STORED_AS.items()}
+# Not of the structure, so that mixed precision may leave them in another floating-point dtype.
+_BESIDES = ("bias", "padding_row")
+
+
+class Stored(NamedTuple):
+    """A tensor by one of its names; ``at`` is the one under which its numbers are."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    at: str
+
+    @property
+    def is_floating_point(self) -> bool:
+        """Whether its numbers are real ones, eight-bit ones too."""
+        known = _DTYPES.get(self.dtype)
+        return self.dtype.startswith(("F", "BF")) if known is None else known.is_floating_point
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A sound file: its layers, still without numbers and tied as they were, and all tensors by all of their names."""
+
+    path: Path
+    version: int
+    layers: Mapping[str, StructuredTable]
+    tensors: Mapping[str, Stored]
+
+    def read(self, file: Any) -> dict[str, Tensor]:
+        """The tensors by all of their names, those of the layers checked."""
+        # Copies: what comes out of the file is a view of it, and changes when it does.
+        found = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        state = {name: found[one.at] for name, one in self.tensors.items()}
+        for name, layer in self.layers.items():
+            own = {spec.name: state[inside(name, spec.name)] for spec in layer.structure.tensors()}
+            try:
+                layer.structure.check_values(own)
+            except ValueError as error:
+                raise ValueError(f"layer {name!r} in {self.path}: {error}") from None
+        return state
+
+
+def inside(name: str, key: str) -> str:
+    """The full name of a layer's tensor; a layer that is a file by itself has no name."""
+    return f"{name}.{key}" if name else key
+
+
+@contextmanager
+def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
+    """The file, whose header safetensors has checked against its length."""
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"there is no file {path}.")
+    try:
+        with safe_open(path, "pt") as file:
+            yield file
+    except SafetensorError as error:
+        raise ValueError(f"{path} is damaged or not a safetensors file ({error}).") from None
+
+
+def understood(file: Any, path: Path) -> Contents:
+    """The contents of an open file; nothing is allocated for its tensors."""
+    description = _description(file, path)
+    tensors: dict[str, Stored] = {}
+    for name in file.keys():  # noqa: SIM118
+        part = file.get_slice(name)
+        tensors[name] = Stored(tuple(part.get_shape()), part.get_dtype(), name)
+    tensors |= {alias: tensors[name] for alias, name in description["aliases"].items()}
+    layers = _layers(description["layers"], path)
+    for name, layer in layers.items():
+        _check_tensors(layer, name, tensors, path)
+    shared = {
+        inside(name, key): id(tensor)
+        for name, layer in layers.items()
+        for key, tensor in layer.state_dict(keep_vars=True).items()
+    }
+    if wrong := differently_shared(shared, {name: tensors[name].at for name in shared}):
+        one, other, tied = wrong
+        here, there = ("tied", "stored apart") if tied else ("apart", "stored as one")
+        raise ValueError(f"{path} describes {one} and {other} as {here}, but they are {there}.")
+    return Contents(path, description["version"], layers, tensors)
+
+
+def differently_shared(
+    one: Mapping[str, Hashable], other: Mapping[str, Hashable]
+) -> tuple[str, str, bool] | None:  # of the same names
+    """Two names that are one thing in only one of both, and whether that is the first; ``None`` where they agree."""
+    first: dict[Hashable, str] = {}
+    second: dict[Hashable, str] = {}
+    for name in one:
+        here, there = first.setdefault(one[name], name), second.setdefault(other[name], name)
+        if here != there:
+            tied = here != name and other[here] != other[name]
+            return (here, name, True) if tied else (there, name, False)
+    return None
+
+
+def _description(file: Any, path: Path) -> dict[str, Any]:
+    header = file.metadata() or {}
+    if header.get("format") != FORMAT:
+        raise ValueError(f"{path} was not written by tensorbed.save; its format is {header.get('format')!r}.")
+    try:
+        found = json.loads(header["description"], parse_constant=refuse_constant)
+        version, layers, aliases = found["version"], found["layers"], found["aliases"]
+        wrong = type(version) is not int or not isinstance(layers, dict) or not isinstance(aliases, dict) or not layers
+        wrong = wrong or not all(
+            isinstance(one, dict) and {"tied_to", "same_as"} <= set(one) for one in layers.values()
+        )
+        # The first of several names for one layer is its own.
+        wrong = wrong or not all(layers[one["same_as"]]["same_as"] == one["same_as"] for one in layers.values())
+        stored = set(file.keys())
+        wrong = wrong or not set(aliases.values()) <= stored or bool(set(aliases) & stored) or version < 1
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the description in {path} cannot be read ({type(error).__name__}: {error}).") from None
+    if wrong:
+        raise ValueError(f"the description in {path} has not the parts that it should have.")
+    if version > VERSION:
+        raise ValueError(
+            f"{path} has version {version} of the format, this tensorbed reads up to {VERSION}: update it."
+        )
+    return dict(found)
+
+
+def _layers(described: Mapping[str, Any], path: Path) -> dict[str, StructuredTable]:
+    """All layers without numbers, those tied that were, and one for all names of one."""
+    layers = {name: _layer(name, one, path) for name, one in described.items()}
+    for name, one in described.items():
+        to = one["tied_to"]
+        if to is None:
+            continue
+        if not isinstance(to, str) or to not in described or described[to]["tied_to"] is not None:
+            raise ValueError(f"{path} ties {name!r} to {to!r}, which is no table of its shape.")
+        layers[name] = _tied(name, layers[name], to, layers[to], path)
+    return {name: layers[one["same_as"]] for name, one in described.items()}
+
+
+def _layer(name: str, description: Mapping[str, Any], path: Path) -> StructuredTable:
+    try:
+        return rebuilt({key: value for key, value in description.items() if key not in ("tied_to", "same_as")})
+    except (ValueError, ArithmeticError, RuntimeError) as error:
+        raise ValueError(f"layer {name!r} in {path}: {error}") from None
+
+
+def _tied(name: str, head: StructuredTable, to: str, table: StructuredTable, path: Path) -> Head:
+    """The head over the other's tensors."""
+    if not isinstance(head, Head) or table.structure != head.structure:
+        raise ValueError(f"{path} ties {name!r} to {to!r}, which is no table of its shape.")
+    return type(head).tied_to(table, head.bias is not None, impl=head.impl, memory_budget=head.memory_budget)
+
+
+def _check_tensors(layer: StructuredTable, name: str, tensors: Mapping[str, Stored], path: Path) -> None:
+    """Shapes and dtypes are those of the description."""
+    for key, tensor in layer.state_dict().items():
+        full = inside(name, key)
+        found, shape, dtype = tensors.get(full), tuple(tensor.shape), _STORED_AS[tensor.dtype]
+        if found is None or found.shape != shape:
+            what = "is missing" if found is None else f"has shape {found.shape}"
+            raise ValueError(f"{full} {what} in {path}; its description needs {shape}.")
+        if found.dtype != dtype and not (key in _BESIDES and found.is_floating_point):
+            raise ValueError(f"{full} is stored as {found.dtype} in {path}; its description needs {dtype}.")

@@ -1,0 +1,242 @@
+"""The tables and vocabulary heads of a model, which formats they are given, and why others stay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+from torch import Tensor, nn
+
+from tensorbed.nn.table import StructuredTable
+from tensorbed.structures import Format
+
+Formats = Format | Mapping[str, Format | None]
+
+
+@dataclass
+class Weight:
+    """One weight, all modules that hold it by their names, and the format that each is given."""
+
+    tensor: Tensor
+    places: dict[str, nn.Module] = field(default_factory=dict)
+    formats: dict[str, Format] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return next(iter(self.places))
+
+
+def found_tables(
+    model: nn.Module, format: Formats, min_rows: int, skip: tuple[str, ...], include_heads: bool, tied: str
+) -> tuple[list[Weight], dict[str, str]]:
+    """Weights to compress, and why other layers stay, by name; refused where that would lose something."""
+    search = _Search(model, format, min_rows, skip)
+    search.find_tables()
+    search.find_heads(include_heads)
+    if tied == "keep":
+        _refuse_broken_ties(search.modules, search.found)
+        _refuse_two_formats(search.found.values())
+    search.patterns.refuse_unused(search.linears())
+    return list(search.found.values()), search.left
+
+
+def matches(name: str, pattern: str) -> bool:
+    """As in ``fnmatch``, and a name with brackets matches itself."""
+    return name == pattern or fnmatchcase(name, pattern)
+
+
+class _Patterns:
+    """Which pattern is the first to match a name, and which were of any use."""
+
+    def __init__(self, format: Formats, tables: Sequence[str]) -> None:
+        self._formats: Mapping[str, Format | None] = {"*": format} if isinstance(format, Format) else format
+        self._given = not isinstance(format, Format)
+        self._tables = tables
+        self._used: set[str] = set()
+
+    def first(self, name: str) -> str | None:
+        return next((pattern for pattern in self._formats if matches(name, pattern)), None)
+
+    def use(self, name: str) -> str | None:
+        """The first that matches, which is of use then."""
+        pattern = self.first(name)
+        self._used.update([] if pattern is None else [pattern])
+        return pattern
+
+    def format(self, name: str) -> Format | None:
+        pattern = self.first(name)
+        return None if pattern is None else self._formats[pattern]
+
+    def is_refused(self, name: str) -> bool:
+        """Whether a pattern says to leave it, which is more than that none speaks of it."""
+        return self.first(name) is not None and self.format(name) is None
+
+    def names_head(self, name: str) -> bool:
+        """Whether a linear layer is meant: by its name, or by a pattern that no table matches."""
+        pattern = self.first(name) if self._given else None
+        if pattern is None or pattern == name:
+            return pattern == name
+        return set(pattern) != {"*"} and not any(matches(table, pattern) for table in self._tables)
+
+    def refuse_unused(self, heads: Iterable[str]) -> None:
+        """A pattern without effect is a mistake: misspelt, or after one that takes all of its names."""
+        unused = [pattern for pattern in self._formats if pattern not in self._used] if self._given else []
+        for pattern in unused:
+            taken = next((name for name in (*self._tables, *heads) if matches(name, pattern)), None)
+            if taken is not None and (before := self.first(taken)) != pattern:
+                raise ValueError(
+                    f"{pattern!r} is of no use: {before!r}, which comes before it, matches {taken} already; put the "
+                    "pattern that matches less first."
+                )
+        if unused:
+            known = ", ".join(self._tables) or "none"
+            raise ValueError(f"no table matches {', '.join(unused)}; the model has {known}.")
+
+
+class _Search:
+    """What is found in one model, and why other layers stay as they are."""
+
+    def __init__(self, model: nn.Module, format: Formats, min_rows: int, skip: tuple[str, ...]) -> None:
+        self.model, self.min_rows, self.skip = model, min_rows, skip
+        self.modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
+        self.tables = [n for n, module in self.modules.items() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+        done = [name for name, module in self.modules.items() if isinstance(module, StructuredTable)]
+        self.patterns = _Patterns(format, [*self.tables, *done])
+        self.found: dict[int, Weight] = {}
+        self.left = {name: "compressed already" for name in done if self.patterns.use(name) is not None}
+
+    def add(self, name: str, format: Format | None) -> None:
+        """One more place of a weight, by default with the format of the first."""
+        module = self.modules[name]
+        if name in self.tables:
+            _refuse_subclass(name, module)
+            _refuse_options(name, module)
+        _refuse_changed(name, module)
+        weight = self.found.setdefault(id(module.weight), Weight(module.weight))
+        weight.formats[name] = format or next(iter(weight.formats.values()))
+        weight.places[name] = module
+
+    def find_tables(self) -> None:
+        """Embeddings that are given a format; and those that nobody spoke of where they share the weight of one."""
+        for name in self.tables:
+            self.patterns.use(name)
+            reason = self._reason_to_stay(name)
+            if reason is None:
+                self.add(name, self.patterns.format(name))
+            else:
+                self.left[name] = reason
+        for name in self.tables:
+            spoken = self._is_skipped(name) or self.patterns.is_refused(name)
+            if name in self.left and not spoken and id(self.modules[name].weight) in self.found:
+                self.add(name, None)
+                del self.left[name]
+
+    def _is_skipped(self, name: str) -> bool:
+        return any(matches(name, pattern) for pattern in self.skip)
+
+    def _reason_to_stay(self, name: str) -> str | None:
+        """Why a table, or a head that was named, is not compressed."""
+        if self._is_skipped(name):
+            return "in skip"
+        if self.patterns.format(name) is None:
+            return "no format for it"
+        rows = int(self.modules[name].weight.shape[0])
+        exact = self.patterns.first(name) == name
+        return None if exact or rows >= self.min_rows else f"{rows:,} rows, min_rows is {self.min_rows:,}"
+
+    def find_heads(self, include: bool) -> None:
+        """Linear layers over a vocabulary that is compressed, and those that are named."""
+        sizes = {tuple(weight.tensor.shape): next(iter(weight.formats.values())) for weight in self.found.values()}
+        rows = {size[0]: format for size, format in sizes.items() if size[0] >= self.min_rows}
+        output = None
+        with suppress(NotImplementedError, AttributeError):
+            output = self.model.get_output_embeddings()  # type: ignore[operator]
+        # Those that are named first: others may share their weight.
+        for name in sorted(self.linears(), key=self.patterns.names_head, reverse=True):
+            module = self.modules[name]
+            shape = tuple(module.weight.shape)
+            like = sizes.get(shape) or rows.get(shape[0])
+            if like is None and module is output:
+                like = next(iter(sizes.values()), None)
+            shared = id(module.weight) in self.found
+            if self.patterns.names_head(name):
+                self.patterns.use(name)
+                self._add_head(name, include, self._reason_to_stay(name), self.patterns.format(name))
+            elif shared or like is not None:
+                refused = not shared and self.patterns.is_refused(name)
+                reason = "in skip" if self._is_skipped(name) else "no format for it" if refused else None
+                self.patterns.use(name)
+                self._add_head(name, include, reason, None if shared else self.patterns.format(name) or like)
+
+    def _add_head(self, name: str, include: bool, reason: str | None, format: Format | None) -> None:
+        if include and reason is None:
+            self.add(name, format)
+        else:
+            self.left[name] = reason or "include_heads=False"
+
+    def linears(self) -> list[str]:
+        return [name for name, module in self.modules.items() if type(module) is nn.Linear]
+
+
+def _refuse_changed(name: str, module: nn.Module) -> None:
+    """What was added to a layer would be lost with it."""
+    hooks = [key for key in vars(module) if "hooks" in key and vars(module)[key]]
+    if hooks or "forward" in vars(module) or "weight" not in module._parameters:
+        what = (
+            "hooks" if hooks else "a forward of its own" if "forward" in vars(module) else "a weight that is computed"
+        )
+        raise ValueError(f"{name} has {what}, which its replacement would not have; remove that first, or skip {name}.")
+
+
+def _refuse_subclass(name: str, module: nn.Module) -> None:
+    exact = type(module) in (nn.Embedding, nn.EmbeddingBag)
+    if not exact and not is_scaled(module):
+        raise TypeError(
+            f"{name} is a {type(module).__name__}, whose forward may do more than look up; leave it out with "
+            f'skip=["{name}"], or replace it yourself.'
+        )
+
+
+def is_scaled(module: nn.Module) -> bool:
+    """The scaled embeddings of transformers' Gemma, BART and their kin: rows times ``embed_scale`` and nothing else."""
+    return type(module).__name__.endswith("ScaledWordEmbedding") and hasattr(module, "embed_scale")
+
+
+def _refuse_two_formats(found: Iterable[Weight]) -> None:
+    for weight in found:
+        first, chosen = next(iter(weight.formats.items()))
+        for name, format in weight.formats.items():
+            if format != chosen:
+                raise ValueError(
+                    f"{first} and {name} share one weight, but are given {chosen} and {format}; give one format, or "
+                    'break the tie with tied="untie".'
+                )
+
+
+def _refuse_options(name: str, module: Any) -> None:
+    """What a structured table cannot do, said with the layer's name before anything is fitted."""
+    if module.max_norm is not None:
+        raise ValueError(
+            f"{name} has max_norm={module.max_norm}: rows of a structured table share their numbers and cannot be "
+            f'renormalised one by one; set {name}.max_norm = None first, or leave it out with skip=["{name}"].'
+        )
+    if module.sparse:
+        raise ValueError(
+            f"{name} has sparse=True: the few shared tensors of a structured table have dense gradients; set "
+            f'{name}.sparse = False first and take another optimiser than SparseAdam, or give skip=["{name}"].'
+        )
+
+
+def _refuse_broken_ties(modules: Mapping[str, nn.Module], found: Mapping[int, Weight]) -> None:
+    """Whoever else holds a weight would go on with the dense one, alone."""
+    for name, module in modules.items():
+        for own, parameter in module._parameters.items():
+            table = found.get(id(parameter))
+            if table is not None and name not in table.places:
+                raise ValueError(
+                    f"{name}.{own} shares the weight of {table.name} and is not among the layers to compress; skip "
+                    f'{table.name} too, or break the tie with tied="untie".'
+                )

@@ -1,0 +1,144 @@
+"""Few rows in one format, the rest in another: rows that are used often may be kept more exactly."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from tensorbed.checks import require_number
+from tensorbed.structures.base import Params, Structure, TensorSpec
+from tensorbed.structures.formats import Budget, Fit, Format, Use
+from tensorbed.structures.quantized_rows import QuantizedRows
+from tensorbed.structures.registry import read, register
+
+
+@register("hot_rows")
+@dataclass(frozen=True)
+class HotRowsMatrix(Structure):
+    """The rows in ``places`` are those of one structure, all others, in their order, those of another.
+
+    Shape:
+        - places: ``(hot rows,)`` int64, ascending
+        - hot_*, rest_*: the tensors of the two structures
+    """
+
+    can_initialise = False
+    fits_exactly = False
+
+    hot_text: str  # the two structures as text, so that this one has one too
+    rest_text: str
+
+    @property
+    def hot(self) -> Structure:
+        return read(self.hot_text)
+
+    @property
+    def rest(self) -> Structure:
+        return read(self.rest_text)
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        places = TensorSpec("places", (self.hot.rows,), torch.int64, trainable=False)
+        hot = (replace(spec, name=f"hot_{spec.name}") for spec in self.hot.tensors())
+        rest = (replace(spec, name=f"rest_{spec.name}") for spec in self.rest.tensors())
+        return places, *hot, *rest
+
+    def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        before = torch.searchsorted(p["places"], index)  # hot rows that stand before each
+        place = before.clamp_max(self.hot.rows - 1)
+        is_hot = p["places"].index_select(0, place) == index
+        hot = self.hot.take(_named(p, "hot_"), place)
+        rest = self.rest.take(_named(p, "rest_"), (index - before).clamp(0, self.rest.rows - 1))
+        return torch.where(is_hot[:, None], hot, rest)
+
+    def full(self, p: Params) -> Tensor:  # -> (rows, cols)
+        return self.take(p, torch.arange(self.rows, device=p["places"].device))
+
+    def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
+        """Hot rows stay hot; new ones are not."""
+        places = p["places"][p["places"] < rows]
+        if not 0 < len(places) < rows:
+            raise ValueError(f"of {rows} rows {len(places)} would be hot; a table keeps rows of both kinds.")
+        hot, of_hot = self.hot.resized(_named(p, "hot_"), len(places))
+        rest, of_rest = self.rest.resized(_named(p, "rest_"), rows - len(places))
+        assert hot.text is not None and rest.text is not None  # noqa: PT018
+        found = {"places": places, **_prefixed("hot_", of_hot), **_prefixed("rest_", of_rest)}
+        return replace(self, rows=rows, hot_text=hot.text, rest_text=rest.text), found
+
+    @property
+    def row_multiply_adds(self) -> int | None:
+        each = self.hot.row_multiply_adds, self.rest.row_multiply_adds
+        return None if each[0] is None or each[1] is None else each[0] + each[1]
+
+    def describe(self) -> str:
+        hot, rest = self.hot, self.rest
+        return f"{hot.rows} rows {hot.kind} {hot.describe()}, the rest {rest.kind} {rest.describe()}"
+
+
+def _named(p: Params, prefix: str) -> Params:
+    return {name.removeprefix(prefix): tensor for name, tensor in p.items() if name.startswith(prefix)}
+
+
+def _prefixed(prefix: str, p: Params) -> dict[str, Tensor]:
+    return {f"{prefix}{name}": tensor for name, tensor in p.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HotRows(Format):
+    """``tb.HotRows()``: a sixteenth of the rows in 8 bits and the others in 4, for a trained table.
+
+    Hot are the rows most often looked up, where a fit is told the use of a table; else the first, since vocabularies
+    are mostly ordered by frequency.
+
+    Args:
+        share: of the rows that are hot.
+        hot, rest: the formats of the two kinds of rows.
+    """
+
+    share: float = 1 / 16
+    hot: Format = field(default_factory=lambda: QuantizedRows(bits=8))
+    rest: Format = field(default_factory=lambda: QuantizedRows(bits=4))
+
+    def __post_init__(self) -> None:
+        require_number(self.share, "share", low=0, high=1)
+        for name, format in (("hot", self.hot), ("rest", self.rest)):
+            if not isinstance(format, Format):
+                raise TypeError(f"{name} must be a format such as tb.QuantizedRows(bits=8), got {format!r}.")
+
+    def bind(self, budget: Budget) -> HotRowsMatrix:
+        hot, rest = self._budgets(budget)
+        return self._of(budget, self.hot.bind(hot), self.rest.bind(rest))
+
+    def _budgets(self, budget: Budget) -> tuple[Budget, Budget]:
+        if budget.rows < 2:
+            raise ValueError("HotRows divides the rows of a table and needs two or more of them, got 1.")
+        hot = min(max(1, int(self.share * budget.rows)), budget.rows - 1)
+        return replace(budget, rows=hot, reserved=0), replace(budget, rows=budget.rows - hot)
+
+    def _of(self, budget: Budget, hot: Structure, rest: Structure) -> HotRowsMatrix:
+        if hot.text is None or rest.text is None:
+            raise ValueError(f"{hot.kind} and {rest.kind} must both be registered structures to stand in one table.")
+        return HotRowsMatrix(budget.rows, budget.cols, hot.text, rest.text)
+
+    def fit(self, table: Tensor, budget: Budget) -> Fit:
+        """Each kind of rows by its own format, the first rows hot."""
+        return self.fit_to_use(table, budget, Use())
+
+    def fit_to_use(self, table: Tensor, budget: Budget, use: Use) -> Fit:
+        """Each kind of rows by its own format, those most often looked up hot."""
+        budgets = self._budgets(budget)
+        order = torch.arange(budget.rows, device=table.device)
+        if use.counts is not None:
+            order = use.counts.argsort(descending=True, stable=True)
+        places = order[: budgets[0].rows].sort().values
+        others = order[budgets[0].rows :].sort().values
+        found: dict[str, Tensor] = {"places": places}
+        made = []
+        for name, format, own, rows in (("hot", self.hot, budgets[0], places), ("rest", self.rest, budgets[1], others)):
+            counts = None if use.counts is None else use.counts[rows]
+            fit = format.fit_to_use(table[rows], own, Use(counts, use.moment))
+            found |= _prefixed(f"{name}_", fit.params)
+            made.append(fit.structure)
+        return Fit(self._of(budget, *made), found)
