@@ -7,6 +7,7 @@ failed, with the reason, 2 wrong usage.
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -45,10 +46,8 @@ class _Commands(TyperGroup):
             code = super().main(*args, **{**options, "standalone_mode": False})
         except _WrongUsage as error:
             path = error.ctx.command_path if error.ctx else "tensorbed"
-            said = error.format_message()
-            if type(error).__name__ != "NoArgsIsHelpError":  # then it is the help
-                said = f"{path}: {' '.join(said.split())} (see {path} --help)"
-            typer.echo(said, err=True)
+            if said := " ".join(error.format_message().split()):  # without arguments it was the help, shown by now
+                typer.echo(f"{path}: {said} (see {path} --help)", err=True)
             code = error.exit_code
         if alone:
             sys.exit(code)
@@ -274,6 +273,8 @@ def _integration(name: str) -> Any:
     """A module of the integration; only commands that read folders wait for transformers."""
     from importlib import import_module
 
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # bars of others, which would fill a file
     try:
         return import_module(f"tensorbed.integrations.transformers.{name}")
     except ModuleNotFoundError as error:

@@ -111,7 +111,7 @@ def load_model(folder: Folder) -> tuple[PreTrainedModel, list[str]]:
     kind: Any = getattr(transformers, named, None) if named.isidentifier() else None
     if folder.gguf:
         kind, options["gguf_file"] = AutoModelForCausalLM, folder.gguf
-        notes.append(f"the weights of {folder.gguf} are quantised already; they are compressed as they come out of it.")
+        notes.append(f"the weights of {folder.gguf} are quantised already; they are taken as they come out, unpacked.")
     elif not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
         kind = AutoModel
         if named:
