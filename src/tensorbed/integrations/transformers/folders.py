@@ -118,7 +118,7 @@ def load_model(folder: Folder) -> tuple[PreTrainedModel, list[str]]:
             notes.append(f"transformers has no class {named}; the model is loaded without the head it may have had.")
     if kind in (AutoModel, AutoModelForCausalLM):
         options["trust_remote_code"] = False  # else it may ask at the terminal
-    with _explained(folder), quiet():
+    with explained(folder), quiet():
         model, found = kind.from_pretrained(folder.place, **options)
     if missing := sorted(found["missing_keys"]):
         notes.append(f"tensors that are not in {folder.root} were drawn: {len(missing)}, the first is {missing[0]}.")
@@ -129,7 +129,7 @@ def load_tokenizer(folder: Folder) -> Any:
     """The tokenizer that lies beside the model."""
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     options |= {"gguf_file": folder.gguf} if folder.gguf else {}
-    with _explained(folder, "tokenizer"), quiet():
+    with explained(folder, "tokenizer"), quiet():
         tokenizer = AutoTokenizer.from_pretrained(folder.place, **options)
     # Without its files transformers goes on with a tokenizer that knows nothing.
     files = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
@@ -139,7 +139,7 @@ def load_tokenizer(folder: Folder) -> Any:
 
 
 @contextmanager
-def _explained(folder: Folder, what: str = "model") -> Iterator[None]:
+def explained(folder: Folder, what: str = "model") -> Iterator[None]:
     """Whatever transformers raises over a folder, as one line that names it."""
     try:
         yield
