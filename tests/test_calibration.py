@@ -207,6 +207,22 @@ def test_calibrated_models_are_nearer_to_what_they_were(tied):
     assert errors[1] < 0.9 * errors[0]
 
 
+def test_bags_and_keywords_are_recorded():
+    class Bags(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.bag = nn.EmbeddingBag(3000, 16)
+
+        def forward(self, index, offsets):
+            return self.bag(offsets=offsets, input=index)
+
+    model, index, offsets = Bags(), torch.tensor([7, 2999, 7]), torch.tensor([0, 1])
+    table = model.bag.weight.detach().clone()
+    tb.compress_(model, tb.HotRows(share=2 / 3000, hot=tb.Dense()), calibrate=lambda m: m(index, offsets))
+    assert model.bag.places.tolist() == [7, 2999]
+    assert torch.allclose(model(index, offsets)[0], table[7])
+
+
 def test_calibrations_that_say_nothing_are_refused():
     with pytest.raises(ValueError, match="calibrate did not run words, out"):
         tb.compress_(Language(), tb.QuantizedRows(), calibrate=lambda m: None)
