@@ -25,8 +25,8 @@ SAMPLES = {
     ],
     "hot_rows": [
         Sample(HotRows(), 1999, 48),
-        Sample(HotRows(share=0.5, hot=Dense(), rest=ProductQuantized(parts=2)), 60, 6),
-        Sample(HotRows(share=0.01, hot=LowRank(rank=1)), 31, 7),  # one hot row
+        Sample(HotRows(share=0.5, hot=LowRank(rank=2), rest=ProductQuantized(parts=2)), 60, 6),
+        Sample(HotRows(share=0.01, hot=Dense()), 31, 7),  # one hot row
     ],
     "tensor_train": [
         Sample(TensorTrain(rank=3), 1999, 48),  # padded vocabulary

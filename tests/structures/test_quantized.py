@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tensorbed as tb
-from tensorbed.decompose.clusters import k_means
+from tensorbed.decompose.clusters import _nearest, k_means
 from tensorbed.structures.formats import Budget
 from tensorbed.structures.quantized_rows import packed, unpacked
 
@@ -118,6 +118,24 @@ def test_k_means_finds_separate_clusters_and_fills_empty_ones():
     same = torch.ones(10, 2)
     codes, found = k_means(same, 4, sweeps=5)
     assert torch.equal(found[codes], same)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 5])
+@pytest.mark.parametrize("exact", [False, True])
+def test_nearest_centres(dims, exact):
+    points, centres = table(5000, dims), table(100, dims).flip(0)
+    distance = torch.cdist(points.double(), centres.double())
+    found = distance.gather(1, _nearest(points, centres, exact=exact)[:, None])[:, 0]
+    least = distance.min(1).values
+    assert float((found - least).max()) < (1e-6 if exact else 0.02)
+    assert torch.equal(found, least) or not exact
+
+
+def test_weights_pull_centres():
+    points = torch.cat([torch.zeros(50, 2), torch.ones(50, 2)])
+    weight = torch.cat([torch.full((50,), 3.0), torch.ones(50)])
+    _, centres = k_means(points, 1, sweeps=5, weight=weight)
+    assert torch.allclose(centres, torch.full((1, 2), 0.25))
 
 
 def test_codebooks_train():

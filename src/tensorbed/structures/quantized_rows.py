@@ -107,8 +107,8 @@ def packed(codes: Tensor) -> Tensor:  # (n, cols) in [-8, 7] -> (n, ceil(cols / 
 
 def unpacked(codes: Tensor, cols: int) -> Tensor:  # -> (n, cols) int8
     """The inverse of :func:`packed`."""
-    both = torch.stack([codes & 15, codes >> 4], 2).flatten(1)[:, :cols]
-    return both.to(torch.int8) - 8
+    # Signed before they are put together: ONNX takes the shifted ones to be of another type than the masked.
+    return torch.stack([(codes & 15).to(torch.int8), (codes >> 4).to(torch.int8)], 2).flatten(1)[:, :cols] - 8
 
 
 @dataclass(frozen=True, kw_only=True)
