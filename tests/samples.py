@@ -1,6 +1,6 @@
 """Samples of every registered structure for the conformance suite."""
 
-from tensorbed import Dense, LowRank, ProductQuantized, QuantizedRows, TensorRing, TensorTrain
+from tensorbed import Dense, LowRank, ProductQuantized, QuantizedRows, StraightThrough, TensorRing, TensorTrain
 from tensorbed.testing import Sample
 
 SAMPLES = {
@@ -22,6 +22,12 @@ SAMPLES = {
         Sample(ProductQuantized(), 500, 13),  # a prime dimension: one part
         Sample(ProductQuantized(ratio=2), 700, 12),
         Sample(ProductQuantized(parts=6, rotate=True), 97, 12),  # fewer rows than a byte can name
+    ],
+    "straight_through": [
+        Sample(StraightThrough(), 997, 64),
+        Sample(StraightThrough(bits=4), 500, 48),
+        Sample(StraightThrough(bits=4, group=5), 60, 13),
+        Sample(StraightThrough(bits=8, group=4), 31, 6),
     ],
     "tensor_train": [
         Sample(TensorTrain(rank=3), 1999, 48),  # padded vocabulary

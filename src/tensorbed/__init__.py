@@ -26,6 +26,7 @@ from tensorbed.structures.dense import Dense
 from tensorbed.structures.low_rank import LowRank
 from tensorbed.structures.product_quantized import ProductQuantized
 from tensorbed.structures.quantized_rows import QuantizedRows
+from tensorbed.structures.straight_through import StraightThrough
 from tensorbed.structures.tensor_ring import TensorRing
 from tensorbed.structures.tensor_train import TensorTrain
 from tensorbed.vocabulary.calls import linear_cross_entropy
@@ -42,6 +43,7 @@ __all__ = [
     "LowRankHead",
     "ProductQuantized",
     "QuantizedRows",
+    "StraightThrough",
     "TREmbedding",
     "TREmbeddingBag",
     "TRHead",

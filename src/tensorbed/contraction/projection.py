@@ -181,6 +181,21 @@ def rows_by_autograd(
     return RowBlocks(make, backward if trained else None, lambda: each_of(leaves, sums))
 
 
+def rows_of_table(table: Tensor, dtype: torch.dtype, read: Callable[[Tensor], Tensor] | None = None) -> RowBlocks:
+    """Rows are slices of a table, or what is read of them, and the gradients of both are the table's own slices."""
+    total = torch.zeros(table.shape, dtype=dtype, device=table.device) if table.requires_grad else None
+
+    def rows(start: int, stop: int) -> Tensor:
+        part = table.detach()[start:stop]
+        return (part if read is None else read(part)).to(dtype)
+
+    def backward(start: int, stop: int, made: Tensor, grad: Tensor) -> None:
+        assert total is not None
+        total[start:stop] += grad
+
+    return RowBlocks(rows, None if total is None else backward, lambda: [total])
+
+
 def leaves_of(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
     """The tensors apart from their graph, floating-point numbers in this dtype."""
     return [t.detach().to(dtype if t.is_floating_point() else t.dtype).requires_grad_(t.requires_grad) for t in tensors]

@@ -55,6 +55,7 @@ class Structure(ABC):
     can_differentiate: ClassVar[bool] = True
     fused_loss: ClassVar[str | None] = None  # who computes :meth:`cross_entropy`
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
+    straight_through: ClassVar[bool] = False  # whether gradients pass a rounding as if it were none
 
     rows: int
     cols: int
@@ -174,6 +175,10 @@ class Structure(ABC):
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         """Draw the tensors in place so that the table's entries have mean 0 and exactly this standard deviation."""
         raise NotImplementedError(f"{self.kind} cannot be drawn at random; fit it to a table with from_pretrained.")
+
+    def packed(self, p: Params) -> tuple[Structure, Params] | None:
+        """What is stored once training is over, of equal rows; ``None`` where that is the structure itself."""
+        return None
 
     def cores(self, p: Params) -> tuple[Tensor, ...]:
         """Chains only: the cores as views in the paper's layout ``(R_{k-1}, I_k, J_k, R_k)``."""

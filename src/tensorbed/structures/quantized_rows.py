@@ -14,7 +14,7 @@ from tensorbed.structures.formats import Budget, Fit, Format
 from tensorbed.structures.registry import register
 
 _BLOCK = 2**20  # numbers of the table quantised at once
-_STEPS = 128  # of a group's scale, of either sign; the largest is 127
+STEPS = 128  # of a group's scale, of either sign; the largest is 127
 _CLIPS = (
     1.0,
     0.97,
@@ -66,20 +66,28 @@ class QuantizedRowsMatrix(Structure):
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         steps = p["steps"].index_select(0, index) if "steps" in p else None
-        return self._made(p["codes"].index_select(0, index), steps, p["scale"].index_select(0, index))
+        return self.made(self._numbers(p["codes"].index_select(0, index)), steps, p["scale"].index_select(0, index))
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
-        return self._made(p["codes"], p.get("steps"), p["scale"])
+        return self.made(self._numbers(p["codes"]), p.get("steps"), p["scale"])
 
-    def _made(self, codes: Tensor, steps: Tensor | None, scale: Tensor) -> Tensor:  # -> (n, cols)
-        numbers = (codes if self.bits == 8 else unpacked(codes, self.cols)).to(scale.dtype) / self._reach
+    def _numbers(self, codes: Tensor) -> Tensor:  # -> (n, cols)
+        return codes if self.bits == 8 else unpacked(codes, self.cols)
+
+    def made(self, numbers: Tensor, steps: Tensor | None, scale: Tensor) -> Tensor:  # (n, cols) -> (n, cols)
+        """Rows from codes as numbers. Half precision is computed in single and rounded once."""
+        wide = torch.promote_types(scale.dtype, torch.float32)
+        shares = numbers.to(wide) / self.reach
         if steps is not None:
-            widths = steps.to(scale.dtype).repeat_interleave(self.group, 1)[:, : self.cols] / _STEPS
-            numbers = numbers * widths
-        return numbers * scale
+            shares = shares * (self.spread(steps.to(wide)) / STEPS)
+        return (shares * scale.to(wide)).to(scale.dtype)
+
+    def spread(self, steps: Tensor) -> Tensor:  # (n, groups) -> (n, cols)
+        """For each column what its group has."""
+        return steps.repeat_interleave(self.group, 1)[:, : self.cols]
 
     @property
-    def _reach(self) -> int:
+    def reach(self) -> int:
         """The largest code, so that a scale is as large as the row's numbers and half precision holds it."""
         return 128 if self.bits == 8 else 8
 
@@ -150,14 +158,14 @@ def _fitted(structure: QuantizedRowsMatrix, rows: Tensor) -> dict[str, Tensor]: 
     if group >= cols:
         codes = _coded(padded, step, low, high).view(n, -1)[:, :cols]
         stored = codes.to(torch.int8) if structure.bits == 8 else packed(codes)
-        return {"codes": stored, "scale": step * structure._reach}
-    scale = step.abs().amax(1, keepdim=True) / (_STEPS - 1)
+        return {"codes": stored, "scale": step * structure.reach}
+    scale = step.abs().amax(1, keepdim=True) / (STEPS - 1)
     whole = torch.where(scale > 0, (step / scale.clamp_min(torch.finfo(scale.dtype).tiny)).round(), 0)
     # A group that is small beside others keeps the smallest step rather than none.
     whole = torch.where((whole == 0) & (step != 0), step.sign(), whole)
     codes = _coded(padded, whole * scale, low, high).view(n, -1)[:, :cols]
     stored = codes.to(torch.int8) if structure.bits == 8 else packed(codes)
-    return {"codes": stored, "steps": whole.to(torch.int8), "scale": scale * structure._reach * _STEPS}
+    return {"codes": stored, "steps": whole.to(torch.int8), "scale": scale * structure.reach * STEPS}
 
 
 def _best_step(groups: Tensor, low: int, high: int) -> Tensor:  # (n, g, group) -> (n, g)
