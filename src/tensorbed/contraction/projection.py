@@ -32,6 +32,7 @@ class Way:
         spared: multiply-adds of one vector that backward does again when those were not kept.
         step: blocks begin at multiples of it.
         open: the projection for tensors in the structure's order, and the dtype to compute in.
+        trains: whether it has gradients; without, it is for scores alone.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Way:
     spared: int
     step: int
     open: Callable[[Sequence[Tensor], torch.dtype], Projection]
+    trains: bool = True
 
 
 @dataclass

@@ -55,6 +55,7 @@ class Structure(ABC):
     can_differentiate: ClassVar[bool] = True
     fused_loss: ClassVar[str | None] = None  # who computes :meth:`cross_entropy`
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
+    kernels_share: ClassVar[bool] = True  # whether compiled kernels make a row once however often it is asked for
     straight_through: ClassVar[bool] = False  # whether gradients pass a rounding as if it were none
 
     rows: int
@@ -112,7 +113,7 @@ class Structure(ABC):
         unique = torch.unique(index).shape[0]
         compiled = impl in ("auto", "native") and "native" in self.impls and index.is_cpu and n > 0
         path = "native" if compiled else "whole_table" if impl == "whole_table" else "reference"
-        computed = {"native": unique, "whole_table": self.rows, "reference": n}[path]
+        computed = {"native": unique if self.kernels_share else n, "whole_table": self.rows, "reference": n}[path]
         return Explanation(
             kind=self.kind,
             description=self.summary,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tensorbed.checks import require_int, require_positive
+from tensorbed.contraction import coded, compiled
+from tensorbed.contraction.projection import Way, leaves_of
 from tensorbed.progress import track
 from tensorbed.structures.base import Params, Structure, TensorSpec
 from tensorbed.structures.formats import Budget, Fit, Format
@@ -43,6 +46,7 @@ class QuantizedRowsMatrix(Structure):
 
     can_initialise = False
     fits_exactly = False
+    kernels_share = False
 
     bits: int
     group: int  # cols where there are none
@@ -67,6 +71,26 @@ class QuantizedRowsMatrix(Structure):
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         steps = p["steps"].index_select(0, index) if "steps" in p else None
         return self.made(self._numbers(p["codes"].index_select(0, index)), steps, p["scale"].index_select(0, index))
+
+    def lookup(self, p: Params, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
+        made = coded.rows(lambda: self.as_codes(p), index, impl)
+        return super().lookup(p, index, impl) if made is None else made
+
+    def as_codes(self, p: Params) -> coded.Quantized:
+        """The same for the compiled kernels."""
+        return coded.Quantized(self.cols, p["codes"], p["scale"], p.get("steps"), self.group, self.bits)
+
+    @property
+    def impls(self) -> tuple[str, ...]:
+        return ("auto", "reference", "whole_table", *compiled.IMPLS)
+
+    def ways(self) -> list[Way]:
+        rows = self.way_by_rows(self.rows * self.row_multiply_adds)
+        return [rows, *coded.ways(rows, self._open_codes)]
+
+    def _open_codes(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> coded.CodedProducts:
+        p = self.named(leaves_of(tensors, dtype))
+        return coded.CodedProducts(self.as_codes(p).part, lambda a, b: self.full({n: t[a:b] for n, t in p.items()}))
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return self.made(self._numbers(p["codes"]), p.get("steps"), p["scale"])

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tensorbed.contraction.projection import RowBlocks, Way, rows_of_table
+from tensorbed.contraction.coded import Coded, CodedProducts
+from tensorbed.contraction.projection import Projection, Way, rows_of_table
 from tensorbed.progress import track
 from tensorbed.structures.base import Params, Structure, TensorSpec
 from tensorbed.structures.formats import Budget, Fit, Format
@@ -98,10 +99,21 @@ class StraightThroughMatrix(Structure):
         return self._stored.row_multiply_adds
 
     def ways(self) -> list[Way]:
-        return [replace(self.way_by_rows(self.rows * self.row_multiply_adds), open=self._open)]
+        """Those of what is stored, at the same counted cost: the same one is taken, and its sums have one order."""
+        opened = {"rows": self._open_rows, "codes": self._open_codes}
+        return [replace(way, open=opened[way.name]) for way in self._stored.ways()]
 
-    def _open(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> RowBlocks:
+    def _open_rows(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Projection:
         return rows_of_table(tensors[0], dtype, lambda rows: self._read(rows, dtype))
+
+    def _open_codes(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Projection:
+        table = tensors[0].detach()
+
+        def block(start: int, stop: int) -> Coded:
+            p = self._packed(table[start:stop])
+            return self._stored.as_codes({**p, "scale": p["scale"].to(dtype)})
+
+        return CodedProducts(block, lambda start, stop: self._read(table[start:stop], dtype))
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         """A normal draw, rounded to what is read of it."""
@@ -122,13 +134,14 @@ class StraightThroughMatrix(Structure):
         }
         height = max(1, _BLOCK // self.cols)
         for start in track(range(0, self.rows, height), "packing rows"):
-            codes, steps, scale = self._coded(table[start : start + height])
-            parts = {"codes": codes if self.bits == 8 else packed(codes), "steps": steps, "scale": scale}
-            for name, tensor in made.items():
-                part = parts[name]
-                assert part is not None
-                tensor[start : start + height] = part
+            for name, part in self._packed(table[start : start + height]).items():
+                made[name][start : start + height] = part
         return stored, made
+
+    def _packed(self, rows: Tensor) -> dict[str, Tensor]:  # (n, cols)
+        codes, steps, scale = self._coded(rows)
+        found = {"codes": codes.to(torch.int8) if self.bits == 8 else packed(codes), "scale": scale}
+        return found if steps is None else {**found, "steps": steps.to(torch.int8)}
 
     def describe(self) -> str:
         return self._stored.describe()
