@@ -6,7 +6,7 @@ import torch
 import tensorbed as tb
 from tensorbed import native
 from tensorbed.structures.formats import Budget
-from tensorbed.testing import assert_near
+from tensorbed.testing import assert_near, largest_allocation
 from tensorbed.vocabulary.schedule import Task, choose
 
 if not native.available:
@@ -183,6 +183,30 @@ def test_codes_that_name_no_entry_are_not_read():
         structure.lookup(p, torch.tensor([5]), "native")
     with pytest.raises(IndexError):
         scores(structure, p, 0, structure.rows, torch.randn(1, structure.cols), "codes")
+
+
+@pytest.mark.parametrize("name", ["8 bits, groups of 7", "parts of 2"])
+def test_freed_memory_is_not_read(name):
+    for freed in drawn(name)[1]:
+        structure, p = drawn(name)
+        p[freed].untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match="storage was freed"):
+            structure.lookup(p, torch.tensor([0]), "auto")
+
+
+@pytest.mark.parametrize("name", ["4 bits", "parts of 2"])
+def test_scores_without_kernels_make_some_rows_at_a_time(name, monkeypatch):
+    structure, p = drawn(name)
+    x = torch.randn(3, structure.cols)
+    (way,) = [one for one in structure.ways() if one.name == "codes"]
+    monkeypatch.setattr(native, "available", False)
+    monkeypatch.setattr("tensorbed.contraction.coded._ROWS", 100 * structure.cols)
+    out = torch.empty(structure.rows, 3)
+    with largest_allocation() as most:
+        projection = way.open([p[spec.name] for spec in structure.tensors()], torch.float32)
+        projection.part(0, structure.rows).scores(projection.vectors(x, grad=False), out, [])
+    assert most() <= max(200 * structure.cols, *(t.numel() for t in p.values()))
+    assert_near(out, structure.full(p) @ x.T)
 
 
 def test_the_kernels_refuse_what_lies_outside():

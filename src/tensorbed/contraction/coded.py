@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tensorbed import _native
 
 _BYTE = 256  # numbers that a byte has
+_ROWS = 2**20  # numbers of rows made at once where there are no kernels for them
 _MAKE = 3  # multiply-adds that making a number from its code is worth, where it stays in a cache
 
 
@@ -107,9 +108,9 @@ class Quantized(Coded):
 
     def handle(self) -> _native.Coded:
         assert native.module is not None
-        steps = 0 if self.steps is None else self.steps.data_ptr()
+        steps = 0 if self.steps is None else _address(self.steps)
         found: _native.Coded = native.module.Coded.quantized(
-            self.rows, self.cols, self.codes.data_ptr(), self.bits, steps, self.group, self.floats.data_ptr()
+            self.rows, self.cols, _address(self.codes), self.bits, steps, self.group, _address(self.floats)
         )
         return found
 
@@ -137,7 +138,7 @@ class Product(Coded):
         assert native.module is not None
         parts, words, _ = self.floats.shape
         found: _native.Coded = native.module.Coded.product(
-            self.rows, self.cols, self.codes.data_ptr(), parts, self.floats.data_ptr(), words
+            self.rows, self.cols, _address(self.codes), parts, _address(self.floats), words
         )
         return found
 
@@ -156,6 +157,12 @@ class Product(Coded):
         places = self.codes.index_select(0, index).long() + torch.arange(parts) * words
         total = torch.zeros(parts * words, width, dtype=wide.dtype).index_add_(0, places.reshape(-1), wide)
         return total.view_as(self.floats).to(self.floats.dtype)
+
+
+def _address(tensor: Tensor) -> int:
+    if tensor.numel() and not tensor.untyped_storage().data_ptr():
+        raise RuntimeError("a tensor of codes has no memory: its storage was freed, or is sharded elsewhere.")
+    return tensor.data_ptr()
 
 
 def rows(of: Callable[[], Coded], index: Tensor, impl: str) -> Tensor | None:  # (n,) -> (n, cols)
@@ -282,10 +289,18 @@ class _Block(Part):
         assert isinstance(vectors, _Turned)
         block, x = self.owner.block(*self.at), vectors.made
         if not _can_score(block, x, out):
-            torch.mm(self.owner.plain(*self.at), vectors.data, out=out)
+            self._plainly(vectors.data, out)
             return
         n, threads = out.shape[1], torch.get_num_threads()
         block.handle().scores(TYPES[out.dtype], x.data_ptr(), n, out.data_ptr(), threads)
+
+    def _plainly(self, x: Tensor, out: Tensor) -> None:
+        """Some rows at a time: this block is as high as one of which none is made."""
+        start, stop = self.at
+        height = max(1, _ROWS // x.shape[0])
+        for a in range(start, stop, height):
+            b = min(a + height, stop)
+            torch.mm(self.owner.plain(a, b), x, out=out[a - start : b - start])
 
     def backward(self, vectors: Vectors, grad: Tensor, tape: Tape) -> None:
         raise NotImplementedError("a way without gradients is taken for scores alone.")
