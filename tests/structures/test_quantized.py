@@ -121,14 +121,13 @@ def test_k_means_finds_separate_clusters_and_fills_empty_ones():
 
 
 @pytest.mark.parametrize("dims", [1, 2, 5])
-@pytest.mark.parametrize("exact", [False, True])
-def test_nearest_centres(dims, exact):
+def test_nearest_centres(dims):
     points, centres = table(5000, dims), table(100, dims).flip(0)
     distance = torch.cdist(points.double(), centres.double())
-    found = distance.gather(1, _nearest(points, centres, exact=exact)[:, None])[:, 0]
+    found = distance.gather(1, _nearest(points, centres)[:, None])[:, 0]
     least = distance.min(1).values
-    assert float((found - least).max()) < (1e-6 if exact else 0.02)
-    assert torch.equal(found, least) or not exact
+    # Squares differ by no more than what the bits that name a centre are worth.
+    assert float((found.square() - least.square()).max()) < 2**-15 * float(points.square().sum(1).max() + 1)
 
 
 def test_weights_pull_centres():
