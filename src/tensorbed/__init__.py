@@ -1,6 +1,6 @@
 """Embedding tables as tensor trains, tensor rings and other structured matrices, for PyTorch."""
 
-from tensorbed import functional, indexing, nn, structures
+from tensorbed import functional, indexing, structures
 from tensorbed._version import __version__
 from tensorbed.convert import compress_
 from tensorbed.files import load, save
@@ -61,7 +61,6 @@ __all__ = [
     "indexing",
     "linear_cross_entropy",
     "load",
-    "nn",
     "plan",
     "save",
     "structures",
