@@ -30,6 +30,7 @@ ROOMS = (
     ("integrations",),
     ("tensorbed",),
     ("testing", "figures", "info", "inspection"),
+    ("terminal",),
     ("cli",),
     ("__main__",),
 )

@@ -109,8 +109,9 @@ def test_inspecting_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("plan", "12by3", "--ratio", "2"), 1, "'12by3' is not a table"),
-        (("plan", "12x3"), 1, "give a budget"),
+        (("plan", "12by3", "--ratio", "2"), 2, "'12by3' is not a table"),
+        (("plan", "12x3"), 2, "give a --ratio or a --budget"),
+        (("plan", "12x3", "--ratio", "2", "--budget", "1MB"), 2, "and not both"),
         (("plan", "0x3", "--ratio", "2"), 1, "rows of 0x3=0"),
         (("plan", "12x3", "--ratio", "many"), 2, "ratio"),
         (("inspect", "nowhere.safetensors"), 1, "there is no file nowhere.safetensors"),
@@ -123,4 +124,11 @@ def test_wrong_usage_is_told_on_standard_error(arguments, code, said):
     assert result.returncode == code
     assert result.stdout == ""
     assert said in result.stderr
-    assert "Traceback" not in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_no_arguments_show_the_help():
+    result = CliRunner().invoke(app, [])
+    assert result.exit_code == 2
+    assert "tensorbed compress all-MiniLM-L6-v2" in result.stdout
+    assert result.stderr == ""

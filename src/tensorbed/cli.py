@@ -1,76 +1,300 @@
-"""The command ``tensorbed``. It needs typer, which ``tensorbed[cli]`` brings; the library does not.
+"""The command ``tensorbed``. It needs typer and rich, which ``tensorbed[cli]`` brings; the library does not.
 
-Results go to standard output, what went wrong to standard error. Exit codes: 0 done, 1 refused with the reason, 2 wrong
-usage.
+Results go to standard output, what went wrong and progress to standard error. Exit codes: 0 done, 1 refused or a check
+failed, with the reason, 2 wrong usage.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from tensorbed import terminal
 from tensorbed.info import info as collect
 from tensorbed.inspection import inspect as look_into
 from tensorbed.planning import plan as make_plan
+from tensorbed.structures import Format
+from tensorbed.structures.low_rank import LowRank
+from tensorbed.structures.product_quantized import ProductQuantized
+from tensorbed.structures.quantized_rows import QuantizedRows
+from tensorbed.structures.tensor_ring import TensorRing
+from tensorbed.structures.tensor_train import TensorTrain
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
+_SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
+# typer brings click's exceptions from a copy of its own in some versions: their parent is found at its child.
+_WrongUsage: Any = typer.BadParameter.__mro__[1]
 
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+
+class _Commands(TyperGroup):
+    """Wrong usage in one line, as all that goes wrong."""
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        alone = options.get("standalone_mode", True)
+        try:
+            code = super().main(*args, **{**options, "standalone_mode": False})
+        except _WrongUsage as error:
+            path = error.ctx.command_path if error.ctx else "tensorbed"
+            if said := " ".join(error.format_message().split()):  # without arguments it was the help, shown by now
+                typer.echo(f"{path}: {said} (see {path} --help)", err=True)
+            code = error.exit_code
+        if alone:
+            sys.exit(code)
+        return code
+
+
+app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
+
+AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, for programs.")]
+Ratio = Annotated[float | None, typer.Option(help="How many times smaller the tables shall be, all together.")]
+Budget = Annotated[str | None, typer.Option(help="Or the bytes that all tables may take: 20MB, 512KiB.")]
+MinRows = Annotated[int, typer.Option(min=1, help="Tables with fewer rows stay as they are.")]
+Skip = Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Tables to leave alone; may be repeated.")]
+
+
+class _Name(StrEnum):
+    """Formats as they are named on the command line."""
+
+    pq = "pq"
+    tt = "tt"
+    tr = "tr"
+    lr = "lr"
+    int8 = "int8"
+    int4 = "int4"
+    auto = "auto"
 
 
 @app.callback()
 def main() -> None:
-    """Embedding tables as tensor trains, tensor rings and other structured matrices, for PyTorch."""
+    """Embedding tables as tensor trains, product quantised, or as other structured matrices, for PyTorch.
+
+    A model of transformers or sentence-transformers is compressed from folder to folder:
+
+        tensorbed inspect  all-MiniLM-L6-v2
+        tensorbed plan     all-MiniLM-L6-v2 --ratio 8
+        tensorbed compress all-MiniLM-L6-v2 small --format pq --ratio 8
+        tensorbed verify   small --against all-MiniLM-L6-v2 --texts sentences.txt
+
+    Exit codes: 0 done, 1 refused or a check failed, with the reason on standard error, 2 wrong usage.
+    """
 
 
 @app.command()
 def info(as_json: AsJson = False) -> None:
     """Versions, threads, and whether the compiled kernels are in use."""
     facts = collect()
-    typer.echo(json.dumps(facts.as_dict(), indent=2) if as_json else str(facts))
+    if as_json:
+        _print_json(facts.as_dict())
+    else:
+        typer.echo(str(facts))
 
 
 @app.command()
 def plan(
-    sizes: Annotated[list[str], typer.Argument(metavar="ROWSxDIM...", help="Tables, for instance 267735x512.")],
-    ratio: Annotated[float | None, typer.Option(help="How many times smaller all tables together shall be.")] = None,
-    budget: Annotated[str | None, typer.Option(help="Or what they may take: 20MB, 512KiB.")] = None,
+    what: Annotated[
+        list[str], typer.Argument(metavar="MODEL-DIR|ROWSxDIM...", help="A folder of a model, or sizes: 267735x512.")
+    ],
+    ratio: Ratio = None,
+    budget: Budget = None,
+    min_rows: MinRows = 2000,
+    skip: Skip = None,
     as_json: AsJson = False,
 ) -> None:
-    """Formats for tables that will be trained from scratch, under a ratio or a budget."""
-    with _reported():
-        found = make_plan(dict(map(_table, sizes)), ratio=ratio, budget=budget, purpose="train")
+    """Which format each table should take, under a ratio or a budget.
+
+    For a folder the errors of the formats are measured on its tables, without training. For sizes alone it is tensor
+    trains, which are trained from scratch.
+
+    Example: `tensorbed plan all-MiniLM-L6-v2 --budget 6MB` or `tensorbed plan 267735x512 --ratio 50`
+    """
+    if (ratio is None) == (budget is None):
+        raise typer.BadParameter("give a --ratio or a --budget, and not both.")
+    if len(what) == 1 and not _SIZE.fullmatch(what[0]) and Path(what[0]).exists():
+        with _reported():
+            folders = _integration("folders")
+            model, _ = folders.load_model(folders.opened(what[0]))
+            found = make_plan(model, ratio=ratio, budget=budget, min_rows=min_rows, skip=skip or ())
+    else:
+        sizes = dict(map(_table, what))
+        with _reported():
+            found = make_plan(sizes, ratio=ratio, budget=budget, purpose="train")
     _show(found, as_json)
 
 
 def _table(text: str) -> tuple[str, tuple[int, int]]:
-    match = re.fullmatch(r"(\d+)[x*](\d+)", text.lower())
+    match = _SIZE.fullmatch(text)
     if match is None:
-        raise ValueError(f"{text!r} is not a table; give rows and columns as ROWSxDIM, for instance 267735x512.")
+        raise typer.BadParameter(
+            f"{text!r} is not a table nor a folder; give rows and columns as ROWSxDIM, for instance 267735x512, or one "
+            "folder of a model."
+        )
     return text, (int(match[1]), int(match[2]))
 
 
 @app.command()
 def inspect(
-    file: Annotated[Path, typer.Argument(help="A file of tensorbed.save.")],
+    what: Annotated[Path, typer.Argument(metavar="MODEL-DIR|FILE", help="A folder of a model; a file of tb.save.")],
     as_json: AsJson = False,
 ) -> None:
-    """What is in a file: layers, sizes, the scale of their tables and their spectrum."""
+    """What is inside: tables, their structure and sizes, the scale of their numbers and their spectrum.
+
+    Dense tables of at least 2,000 rows are shown too, with what they could be. The spectrum is that of a sample of
+    rows: one that falls fast can be of low rank, a flat one not.
+
+    Example: `tensorbed inspect all-MiniLM-L6-v2`
+    """
     with _reported():
-        found = look_into(file)
+        if what.is_dir():
+            _integration("folders")
+        found = look_into(what)
     _show(found, as_json)
+    if any(one.possible for one in found.layers) and not as_json:
+        typer.echo(f"Measure what that costs: tensorbed plan {what} --ratio 8")
+
+
+@app.command()
+def compress(
+    source: Annotated[Path, typer.Argument(metavar="MODEL-DIR", help="A folder of transformers' save_pretrained.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT-DIR", help="Written whole or not at all.")],
+    format: Annotated[
+        _Name,
+        typer.Option(
+            help="pq: product quantisation; int8, int4: rows of integers; tt, tr, lr: tensor train, ring and low rank, "
+            "which want training after; auto: by measured error."
+        ),
+    ] = _Name.auto,
+    ratio: Annotated[float | None, typer.Option(help="How many times smaller tables shall be; 8 if not said.")] = None,
+    budget: Budget = None,
+    min_rows: MinRows = 2000,
+    skip: Skip = None,
+    untie: Annotated[bool, typer.Option("--untie", help="Break tables that share their weight apart.")] = False,
+    no_heads: Annotated[bool, typer.Option("--no-heads", help="Leave vocabulary heads dense.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT-DIR if it is a folder of a model.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compress the embedding tables and vocabulary heads of a model.
+
+    OUT-DIR gets the compressed weights, the tokenizer and all other small files. It is loaded with `from_pretrained` or
+    `SentenceTransformer` after `import tensorbed.integrations.transformers`.
+
+    Example: `tensorbed compress all-MiniLM-L6-v2 small --format pq --ratio 7`
+    """
+    chosen, ratio = _format(format, ratio, budget)
+    with _reported():
+        done = _integration("compressing").compress_folder(
+            source,
+            out,
+            chosen,
+            ratio=ratio,
+            budget=budget,
+            min_rows=min_rows,
+            skip=skip or (),
+            untie=untie,
+            include_heads=not no_heads,
+            force=force,
+        )
+    if as_json:
+        _print_json(done.to_dict())
+    else:
+        terminal.show_compressed(done)
+
+
+def _format(name: _Name, ratio: float | None, budget: str | None) -> tuple[Format | None, float | None]:
+    """The format, ``None`` for one to be chosen, and the ratio."""
+    if budget is not None and (name is not _Name.auto or ratio is not None):
+        raise typer.BadParameter("--budget is for --format auto, without a --ratio.")
+    if name in (_Name.int8, _Name.int4):
+        bits = 8 if name is _Name.int8 else 4
+        if ratio is not None:
+            typer.echo(f"tensorbed: the ratio of {name} is what {bits} bits make it; --ratio is not used.", err=True)
+        return QuantizedRows(bits=bits), None
+    ratio = 8.0 if ratio is None and budget is None else ratio
+    kinds: dict[str, Any] = {"pq": ProductQuantized, "tt": TensorTrain, "tr": TensorRing, "lr": LowRank}
+    try:
+        return (None if name is _Name.auto else kinds[name](ratio=ratio)), ratio
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+@app.command()
+def verify(
+    out: Annotated[Path, typer.Argument(metavar="OUT-DIR", help="The compressed model.")],
+    against: Annotated[Path, typer.Option(metavar="MODEL-DIR", help="The model it was made of.")],
+    texts: Annotated[Path, typer.Option(metavar="FILE", help="One text a line, UTF-8.")],
+    batch: Annotated[int, typer.Option(min=1, help="Texts read at once.")] = 8,
+    max_tokens: Annotated[int, typer.Option(min=2, help="What is longer is cut.")] = 512,
+    min_cosine: Annotated[float | None, typer.Option(help="Fail if the mean cosine is below.")] = None,
+    max_perplexity_ratio: Annotated[float | None, typer.Option(help="Fail if perplexity grew by more.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare the outputs of a compressed model with those of the original, on your own texts.
+
+    Of a sentence-transformers folder the sentence embeddings are compared, of others the mean of the last hidden
+    states; of a causal language model the perplexity too.
+
+    Example: `tensorbed verify small --against all-MiniLM-L6-v2 --texts sentences.txt --min-cosine 0.99`
+    """
+    with _reported():
+        verifying = _integration("verifying")
+        lines = verifying.read_texts(texts)
+        found = verifying.verify_folders(out, against, lines, batch=batch, max_tokens=max_tokens)
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        terminal.show_verified(found)
+    with _reported():
+        _check(found, min_cosine, max_perplexity_ratio)
+
+
+def _check(found: Any, min_cosine: float | None, max_perplexity_ratio: float | None) -> None:
+    # Written so that NaN fails.
+    if min_cosine is not None and not found.mean_cosine >= min_cosine:
+        raise ValueError(f"the mean cosine is {found.mean_cosine:.6f}, below {min_cosine:g}.")
+    if max_perplexity_ratio is None:
+        return
+    if found.perplexity is None:
+        raise ValueError("the model has no causal head, and so no perplexity to check.")
+    if not found.perplexity.ratio <= max_perplexity_ratio:
+        raise ValueError(f"perplexity is {found.perplexity.ratio:.4f} times as large, above {max_perplexity_ratio:g}.")
+
+
+def _integration(name: str) -> Any:
+    """A module of the integration; only commands that read folders wait for transformers."""
+    from importlib import import_module
+
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")  # bars of others, which would fill a file
+    try:
+        return import_module(f"tensorbed.integrations.transformers.{name}")
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        if missing not in ("transformers", "accelerate"):
+            raise
+        raise ValueError(f'folders of models need {missing}: pip install "tensorbed[transformers]"') from None
 
 
 def _show(found: Any, as_json: bool) -> None:
-    typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
+    if as_json:
+        _print_json(found.to_dict())
+    else:
+        typer.echo(str(found))
+
+
+def _print_json(found: Any) -> None:
+    # What Python writes for infinities and NaN is no JSON.
+    plain = json.loads(json.dumps(found), parse_constant=lambda name: None)
+    typer.echo(json.dumps(plain, indent=2))
 
 
 @contextmanager
@@ -79,5 +303,5 @@ def _reported() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, OSError) as error:
-        typer.echo(f"tensorbed: {error}", err=True)
+        typer.echo(f"tensorbed: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(1) from None

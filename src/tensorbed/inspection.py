@@ -1,10 +1,11 @@
-"""What is in a file or a layer: sizes, the scale of its tables, how fast their spectrum falls."""
+"""What is in a file, a folder or a model: sizes, the scale of its tables, how fast their spectrum falls."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,16 +14,27 @@ from torch import Tensor, nn
 from tensorbed.files import described_in, layers_in
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
+from tensorbed.structures.dense import Dense
 from tensorbed.structures.explanation import aligned
+from tensorbed.structures.formats import Budget, Format, OutOfReachError
+from tensorbed.structures.product_quantized import ProductQuantized
+from tensorbed.structures.quantized_rows import QuantizedRows
 
 _ROWS = 4096  # a table is looked at through so many of its rows
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 24
+_LARGE = 2000  # rows from which a dense table is worth showing
+# What a trained table may become without training.
+_POSSIBLE: tuple[Format, ...] = (QuantizedRows(bits=8), QuantizedRows(bits=4), ProductQuantized(ratio=14))
 
 
 @dataclass(frozen=True)
 class Inspected:
-    """One layer. The spectrum is of a sample of its rows, the largest singular value as 1."""
+    """One layer. The spectrum is of a sample of its rows, the largest singular value as 1.
+
+    Attributes:
+        possible: of a dense table, formats it may take and the ratios they have.
+    """
 
     name: str
     layer: str
@@ -33,6 +45,7 @@ class Inspected:
     ratio: float
     std: float
     spectrum: tuple[float, ...]
+    possible: tuple[tuple[str, float], ...] = ()
 
     @property
     def bars(self) -> str:
@@ -67,46 +80,105 @@ class Inspection:
             )
             for one in self.layers
         ]
-        return "\n".join(aligned([head, *rows], "<<<<>>>><"))
+        lines = aligned([head, *rows], "<<<<>>>><")
+        for one in self.layers:
+            if one.possible:
+                said = ", ".join(f"{format} {ratio:.1f} times smaller" for format, ratio in one.possible)
+                lines.append(f"{one.name} could be {said}.")
+        return "\n".join(lines)
 
     __repr__ = __str__
 
 
 def inspect(what: nn.Module | str | os.PathLike[str]) -> Inspection:
-    """The layers of this library in a model, or in a file of :func:`tensorbed.save`."""
+    """The layers of this library and the large dense tables, in a model or a folder of transformers; or the layers in a
+    file of :func:`tensorbed.save`.
+    """
+    if not isinstance(what, nn.Module) and Path(what).is_dir():
+        from tensorbed.integrations.transformers.folders import load_model, opened
+
+        what, _ = load_model(opened(what))
     if isinstance(what, nn.Module):
-        found: Mapping[str, Any] = {n: m for n, m in what.named_modules() if isinstance(m, StructuredTable)}
-        return Inspection(tuple(_inspected(name, layer) for name, layer in found.items()))
+        return _of_model(what)
     version = described_in(what)["version"]
-    return Inspection(tuple(_inspected(name, layer) for name, layer in layers_in(what).items()), version)
+    return Inspection(tuple(_of_layer(name, layer) for name, layer in layers_in(what).items()), version)
 
 
-@torch.no_grad()
-def _inspected(name: str, layer: StructuredTable) -> Inspected:
+def _of_model(model: nn.Module) -> Inspection:
+    head: Any = None
+    with suppress(NotImplementedError, AttributeError):
+        head = model.get_output_embeddings()  # type: ignore[operator]
+    found = []
+    first: dict[Any, str] = {}  # by identity of what is stored, who has it
+    for name, module in model.named_modules():
+        if isinstance(module, StructuredTable):
+            stored: Any = getattr(module, module.structure.tensors()[0].name)
+        elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or (isinstance(module, nn.Linear) and module is head):
+            stored = module.weight
+            if stored.shape[0] < _LARGE:
+                continue
+        else:
+            continue
+        tied = first.setdefault(id(stored), name) != name
+        made = _of_layer(name, module, tied) if isinstance(module, StructuredTable) else _of_dense(name, module, tied)
+        found.append(made)
+    return Inspection(tuple(found))
+
+
+def _of_layer(name: str, layer: StructuredTable, tied: bool = False) -> Inspected:
     rows = _sampled(layer)
-    values = torch.linalg.svdvals(rows.double())
-    top = float(values[0]) if len(values) else 0.0
-    places = torch.linspace(0, len(values) - 1, min(_WIDTH, len(values))).round().long()
-    spectrum = tuple(float(v) / top if top else 0.0 for v in values[places])
-    tied = " (tied)" if isinstance(layer, Head) and layer.is_tied else ""
+    tied = tied or (isinstance(layer, Head) and layer.is_tied)
     return Inspected(
         name=name,
-        layer=f"{type(layer).__name__}{tied}",
+        layer=f"{type(layer).__name__}{' (tied)' if tied else ''}",
         kind=layer.structure.kind,
         sizes=layer.structure.summary,
         numbers=layer._stored_numbers,
         bytes=layer._stored_bytes,
         ratio=layer.compression_ratio,
         std=float(rows.double().square().mean().sqrt()),
-        spectrum=spectrum,
+        spectrum=_spectrum(rows),
     )
 
 
+@torch.no_grad()
+def _of_dense(name: str, module: nn.Module, tied: bool) -> Inspected:
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    budget = Budget(len(weight), weight.shape[1], weight.dtype)
+    rows = weight[_picked(len(weight)).to(weight.device)]
+    possible = []
+    for format in () if tied else _POSSIBLE:
+        with suppress(OutOfReachError):
+            possible.append((repr(format), budget.ratio(format.bind(budget))))
+    return Inspected(
+        name=name,
+        layer=f"{type(module).__name__}{' (tied)' if tied else ''}",
+        kind="dense",
+        sizes=Dense().bind(budget).summary,
+        numbers=weight.numel(),
+        bytes=weight.numel() * weight.element_size(),
+        ratio=1.0,
+        std=float(rows.double().square().mean().sqrt()),
+        spectrum=_spectrum(rows),
+        possible=tuple(possible),
+    )
+
+
+def _spectrum(rows: Tensor) -> tuple[float, ...]:
+    values = torch.linalg.svdvals(rows.double())
+    top = float(values[0]) if len(values) else 0.0
+    places = torch.linspace(0, len(values) - 1, min(_WIDTH, len(values))).round().long()
+    return tuple(float(v) / top if top else 0.0 for v in values[places])
+
+
+def _picked(count: int) -> Tensor:  # -> (n,)
+    if count <= _ROWS:
+        return torch.arange(count)
+    return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:_ROWS]
+
+
+@torch.no_grad()
 def _sampled(layer: StructuredTable) -> Tensor:  # -> (n, cols)
-    count = layer.structure.rows
-    index = torch.arange(count)
-    if count > _ROWS:
-        index = torch.randperm(count, generator=torch.Generator().manual_seed(0))[:_ROWS]
     params = {name: tensor.detach() for name, tensor in layer.params().items()}
     device = next(iter(params.values())).device
-    return layer.structure.lookup(params, index.to(device), "auto")
+    return layer.structure.lookup(params, _picked(layer.structure.rows).to(device), "auto")

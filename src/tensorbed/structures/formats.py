@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -91,6 +91,12 @@ class Format(ABC):
         return self.fit(table, budget)
 
 
+def written(format: Any) -> str:
+    """A format as one would write it: what differs from the defaults."""
+    said = [f for f in fields(format) if getattr(format, f.name) != f.default]
+    return f"{type(format).__name__}({', '.join(f'{f.name}={getattr(format, f.name)!r}' for f in said)})"
+
+
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RankedFormat(Format):
     """A format whose size is a rank: given, or found for a ratio or an error.
@@ -121,9 +127,7 @@ class RankedFormat(Format):
         if self.rel_error is not None:
             require_number(self.rel_error, "rel_error", low=0, high=1)
 
-    def __repr__(self) -> str:
-        said = [f for f in fields(self) if getattr(self, f.name) != f.default]
-        return f"{self.name}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in said)})"
+    __repr__ = written
 
     @property
     def name(self) -> str:

@@ -18,7 +18,7 @@ from tensorbed.decompose.clusters import k_means
 from tensorbed.decompose.feedback import feedback
 from tensorbed.progress import track
 from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
-from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, Use
+from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, Use, written
 from tensorbed.structures.registry import register
 
 _WORDS = 256  # entries of a codebook: what a byte can name
@@ -166,7 +166,7 @@ class ProductQuantizedMatrix(Structure):
         return f"parts={self.parts} of {self.cols // self.parts}{', rotated' if self.rotated else ''}"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class ProductQuantized(Format):
     """``tb.ProductQuantized(ratio=8)`` or ``tb.ProductQuantized(parts=96)``, for fitting a trained table.
 
@@ -181,6 +181,8 @@ class ProductQuantized(Format):
     ratio: float | None = None
     rotate: bool = False
     sweeps: int = 20
+
+    __repr__ = written
 
     def __post_init__(self) -> None:
         if self.parts is not None and self.ratio is not None:

@@ -143,7 +143,7 @@ def unpacked(codes: Tensor, cols: int) -> Tensor:  # -> (n, cols) int8
     return torch.stack([(codes & 15).to(torch.int8), (codes >> 4).to(torch.int8)], 2).flatten(1)[:, :cols] - 8
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class QuantizedRows(Format):
     """``tb.QuantizedRows(bits=8)`` or ``tb.QuantizedRows(bits=4, group=32)``, for fitting a trained table.
 
@@ -154,6 +154,9 @@ class QuantizedRows(Format):
 
     bits: int = 8
     group: int | None = None
+
+    def __repr__(self) -> str:
+        return f"QuantizedRows(bits={self.bits}{'' if self.group is None else f', group={self.group}'})"
 
     def __post_init__(self) -> None:
         if require_int(self.bits, "bits") not in (4, 8):

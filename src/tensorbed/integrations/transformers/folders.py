@@ -1,0 +1,233 @@
+"""Folders of models: what is in one, its model and tokenizer, and a new one put in place when it is complete."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+from safetensors import SafetensorError
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.utils import logging
+
+# Weights, of any framework, and what indexes them.
+_WEIGHTS = (
+    *(".safetensors", ".bin", ".h5", ".gguf", ".onnx", ".onnx_data", ".msgpack", ".pt", ".pth", ".ckpt", ".ot"),
+    *(".tflite", ".pb", ".index.json"),
+)
+# transformers takes the first kind that it finds.
+_LOADED = (".safetensors", ".bin", ".gguf")
+_LARGE = 100_000_000  # bytes; a vocabulary has less
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of ``save_pretrained``, one of sentence-transformers, or one with a GGUF file.
+
+    Attributes:
+        root: as given.
+        inside: where ``config.json`` is, below the root; empty but for some of sentence-transformers.
+        config: what it says; empty for a GGUF, which has its own.
+        gguf: name of that file.
+        modules: folders of sentence-transformers' other modules, ``None`` where there is no ``modules.json``.
+    """
+
+    root: Path
+    inside: str
+    config: dict[str, Any]
+    gguf: str | None = None
+    modules: tuple[str, ...] | None = None
+
+    @property
+    def place(self) -> Path:
+        """Where the model itself is."""
+        return self.root / self.inside
+
+    @property
+    def is_compressed(self) -> bool:
+        quantization = self.config.get("quantization_config")
+        return isinstance(quantization, dict) and quantization.get("quant_method") == "tensorbed"
+
+    @property
+    def weight_bytes(self) -> int:
+        """On disk, of the files that are read."""
+        for suffix in _LOADED:
+            found = [file.stat().st_size for file in self.place.glob(f"*{suffix}")]
+            if found:
+                return sum(found)
+        return 0
+
+
+def opened(path: str | os.PathLike[str]) -> Folder:
+    """What a folder holds, from its small files."""
+    root = Path(path)
+    if not root.is_dir():
+        raise FileNotFoundError(f"there is no folder {root}.")
+    first, others = _modules(root)
+    place = root / first
+    ggufs = sorted(place.glob("*.gguf"))
+    dense = list(place.glob("*.safetensors")) + list(place.glob("*.bin"))
+    if len(ggufs) == 1 and not dense:
+        return Folder(root, first, {}, ggufs[0].name, others)
+    if not (place / "config.json").is_file():
+        more = f"; it has {len(ggufs)} GGUF files, where one alone would do" if ggufs else ""
+        raise FileNotFoundError(f"{place} is no folder of a transformers model: there is no config.json in it{more}.")
+    config = _json(place / "config.json")
+    if not isinstance(config, dict):
+        raise ValueError(f"{place / 'config.json'} is not a config: it holds a {type(config).__name__}.")
+    return Folder(root, first, config, None, others)
+
+
+def _modules(root: Path) -> tuple[str, tuple[str, ...] | None]:
+    """Of sentence-transformers: the folder of the model and those of the modules after it."""
+    if not (root / "modules.json").is_file():
+        return "", None
+    try:
+        paths = [str(one["path"]) for one in _json(root / "modules.json")]
+    except (LookupError, TypeError):
+        raise ValueError(f"{root / 'modules.json'} is not a list of modules with a path each.") from None
+    return (paths[0], tuple(paths[1:])) if paths else ("", ())
+
+
+def _json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{file} is damaged: {error}.") from None
+
+
+def load_model(folder: Folder) -> tuple[PreTrainedModel, list[str]]:
+    """The model, of the class that its config names and in the dtype of its file, and what the user should know."""
+    options: dict[str, Any] = {"dtype": "auto", "local_files_only": True, "output_loading_info": True}
+    notes = []
+    named = (folder.config.get("architectures") or [""])[0]
+    kind: Any = getattr(transformers, named, None) if named.isidentifier() else None
+    if folder.gguf:
+        kind, options["gguf_file"] = AutoModelForCausalLM, folder.gguf
+        notes.append(f"the weights of {folder.gguf} are quantised already; they are taken as they come out, unpacked.")
+    elif not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
+        kind = AutoModel
+        if named:
+            notes.append(f"transformers has no class {named}; the model is loaded without the head it may have had.")
+    with _explained(folder), quiet():
+        model, found = kind.from_pretrained(folder.place, **options)
+    if missing := sorted(found["missing_keys"]):
+        notes.append(f"{len(missing)} tensors are not in {folder.root} and were drawn: {', '.join(missing[:3])} ...")
+    return model.eval(), notes
+
+
+def load_tokenizer(folder: Folder) -> Any:
+    """The tokenizer that lies beside the model."""
+    options = {"gguf_file": folder.gguf} if folder.gguf else {}
+    with _explained(folder, "tokenizer"), quiet():
+        tokenizer = AutoTokenizer.from_pretrained(folder.place, local_files_only=True, **options)
+    # Without its files transformers goes on with a tokenizer that knows nothing.
+    files = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
+    if not folder.gguf and tokenizer.vocab_files_names and not any((folder.place / one).is_file() for one in files):
+        raise FileNotFoundError(f"{folder.place} has no tokenizer: none of {', '.join(sorted(files))} is in it.")
+    return tokenizer
+
+
+@contextmanager
+def _explained(folder: Folder, what: str = "model") -> Iterator[None]:
+    """Whatever transformers raises over a folder, as one line that names it."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, RuntimeError, LookupError, ImportError, SafetensorError) as error:
+        said = " ".join(str(error).split()) or type(error).__name__
+        own = " (it has code of its own, which is not run)" if "auto_map" in folder.config else ""
+        raise ValueError(f"the {what} in {folder.root} cannot be loaded{own}: {said[:500]}") from error
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without transformers' own bars and warnings."""
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def copy_rest(folder: Folder, to: Path) -> list[str]:
+    """Everything but the model's weights and hidden folders; what else was left behind for its size."""
+    left = []
+    for base, folders, files in os.walk(folder.root):
+        folders[:] = [one for one in folders if not one.startswith(".") and one != "__pycache__"]
+        inside = Path(base).relative_to(folder.root)
+        for file in files:
+            path = Path(base) / file
+            if file.endswith(_WEIGHTS) and str(inside) not in (folder.modules or ()):
+                continue
+            if path.stat().st_size > _LARGE and not file.endswith(_WEIGHTS):
+                left.append(str(inside / file))
+                continue
+            (to / inside).mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, to / inside / file)
+    return left
+
+
+def check_target(out: Path, source: Path, force: bool) -> None:
+    """Refuse what would lose something, before any work is done."""
+    here, there = out.resolve(), source.resolve()
+    if here == there or here in there.parents or there in here.parents:
+        raise ValueError(f"{out} and {source} lie in each other; write to a folder of its own.")
+    if not here.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {out.parent}; make it first.")
+    if not here.exists() or (here.is_dir() and not any(here.iterdir())):
+        return
+    if not here.is_dir():
+        raise FileExistsError(f"{out} is a file; name a folder.")
+    if not force:
+        raise FileExistsError(f"{out} exists already; --force (force=True) replaces it.")
+    if not any((here / one).is_file() for one in ("config.json", "modules.json")):
+        raise FileExistsError(
+            f"{out} is no folder of a model and is not replaced; remove it yourself, or name another."
+        )
+
+
+@contextmanager
+def put_in_place(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` to write into, which takes its place at the end: there is the old one or the new one."""
+    out = out.resolve()  # of a link, what it points to is replaced
+    beside = f".{out.name}.{secrets.token_hex(4)}"
+    part, old = out.with_name(f"{beside}.part"), out.with_name(f"{beside}.old")
+    part.mkdir()
+    try:
+        yield part
+        _finish(part)
+        if out.exists():
+            out.rename(old)
+        try:
+            part.rename(out)
+        except OSError:
+            if old.exists():
+                old.rename(out)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _finish(folder: Path) -> None:
+    """Readable by whom the folder is, weights too, and written by the system and not only kept in its memory."""
+    shared = folder.stat().st_mode & 0o666
+    for path in (*folder.rglob("*"), folder):
+        if path.is_file():
+            path.chmod(shared)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

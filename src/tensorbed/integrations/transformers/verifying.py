@@ -1,0 +1,221 @@
+"""Two folders of one model, one of them compressed: how far apart their outputs are on texts."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from tensorbed.integrations.transformers.folders import Folder, load_model, load_tokenizer, opened, quiet
+from tensorbed.progress import track
+
+Ids = list[int]
+
+
+@dataclass(frozen=True)
+class Perplexity:
+    """Of both models, over the tokens that they predict: all but the first of each text."""
+
+    before: float
+    after: float
+    tokens: int
+
+    @property
+    def ratio(self) -> float:
+        return self.after / self.before
+
+
+@dataclass(frozen=True)
+class Verification:
+    """How near the outputs are, one vector for each text.
+
+    Attributes:
+        texts, tokens, cut: how many of each, and of texts that were longer than what was read of them.
+        outputs: what the vectors are.
+        mean_cosine, worst_cosine: over the texts.
+        worst_text: the one that is farthest off.
+        perplexity: where the model has a causal head.
+    """
+
+    texts: int
+    tokens: int
+    cut: int
+    outputs: str
+    mean_cosine: float
+    worst_cosine: float
+    worst_text: str
+    perplexity: Perplexity | None
+    notes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts, for JSON."""
+        found = asdict(self)
+        if self.perplexity is not None:
+            found["perplexity"]["ratio"] = self.perplexity.ratio
+        return found
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What one model made of the texts."""
+
+    vectors: Tensor  # (texts, dim)
+    loss: float | None  # a predicted token, in nats
+    notes: list[str]
+
+
+def read_texts(file: str | os.PathLike[str]) -> list[str]:
+    """The lines of a file that are not blank."""
+    try:
+        lines = Path(file).read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not a text in UTF-8 (byte {error.start}).") from None
+    found = [line.strip() for line in lines if line.strip()]
+    if not found:
+        raise ValueError(f"there is no text in {file}; give one a line.")
+    return found
+
+
+def verify_folders(
+    out: str | os.PathLike[str],
+    against: str | os.PathLike[str],
+    texts: Sequence[str],
+    *,
+    batch: int = 8,
+    max_tokens: int = 512,
+) -> Verification:
+    """Read texts with the model of each folder, and compare.
+
+    The vector of a text is that of sentence-transformers, where both folders are its and it is installed, else the mean
+    of the last hidden states over the text's tokens (of the encoder, where there is one). Where the model has a causal
+    head there is the perplexity of both as well. One model is in memory at a time.
+    """
+    folders = opened(out), opened(against)
+    ids, cut = _tokens(folders, texts, max_tokens)
+    sentences = all(folder.modules is not None for folder in folders) and find_spec("sentence_transformers") is not None
+    if sentences:
+        after, before = (_sentences(folder, texts, batch, max_tokens) for folder in folders)
+    else:
+        after, before = (_states(folder, ids, batch) for folder in folders)
+    if after.vectors.shape != before.vectors.shape:
+        sizes = f"{after.vectors.shape[1]} and {before.vectors.shape[1]}"
+        raise ValueError(f"{out} and {against} are different models: their outputs have {sizes} numbers.")
+    cosines = F.cosine_similarity(after.vectors, before.vectors, dim=1)
+    worst = int(cosines.argmin())
+    return Verification(
+        texts=len(texts),
+        tokens=sum(map(len, ids)),
+        cut=cut,
+        outputs="sentence embeddings" if sentences else "means of the last hidden states",
+        mean_cosine=float(cosines.mean()),
+        worst_cosine=float(cosines[worst]),
+        worst_text=texts[worst],
+        perplexity=_perplexity(before, after, ids),
+        notes=tuple(dict.fromkeys(after.notes + before.notes)),
+    )
+
+
+def _tokens(folders: tuple[Folder, Folder], texts: Sequence[str], max_tokens: int) -> tuple[list[Ids], int]:
+    """The texts in numbers, the same for both, and how many of them were cut."""
+    ours, theirs = map(load_tokenizer, folders)
+    names = f"the tokenizers of {folders[0].root} and {folders[1].root} differ"
+    if ours.get_vocab() != theirs.get_vocab():
+        raise ValueError(f"{names}: vocabularies of {len(ours):,} and {len(theirs):,}; are these one model?")
+    limits = [max_tokens, ours.model_max_length, theirs.model_max_length]
+    limits += [folder.config.get("max_position_embeddings") or max_tokens for folder in folders]
+    with quiet():
+        whole, other = (tokenizer(list(texts))["input_ids"] for tokenizer in (ours, theirs))
+        kept = ours(list(texts), truncation=True, max_length=min(limits))["input_ids"]
+    for text, one, two in zip(texts, whole, other, strict=True):
+        if one != two:
+            raise ValueError(f"{names}: {text[:60]!r} has {len(one)} tokens for one and {len(two)} for the other.")
+        if not one:
+            raise ValueError(f"{text[:60]!r} has no token for {folders[0].root}; leave it out.")
+    return kept, sum(len(one) < len(two) for one, two in zip(kept, whole, strict=True))
+
+
+def _sentences(folder: Folder, texts: Sequence[str], batch: int, max_tokens: int) -> _Seen:
+    from sentence_transformers import SentenceTransformer
+
+    with quiet():
+        options = {"dtype": "auto"}
+        model = SentenceTransformer(str(folder.root), device="cpu", local_files_only=True, model_kwargs=options)
+        model.max_seq_length = min(max_tokens, model.max_seq_length or max_tokens)
+        rows = []
+        for start in track(range(0, len(texts), batch), f"reading with {folder.root.name}"):
+            part = list(texts[start : start + batch])
+            rows.append(model.encode(part, batch_size=batch, convert_to_tensor=True, show_progress_bar=False).double())
+    return _Seen(torch.cat(rows), None, [])
+
+
+@torch.no_grad()
+def _states(folder: Folder, ids: Sequence[Ids], batch: int) -> _Seen:
+    model, notes = load_model(folder)
+    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # little is padded
+    rows: dict[int, Tensor] = {}
+    loss, heads = 0.0, _has_causal_head(model)
+    for start in track(range(0, len(order), batch), f"reading with {folder.root.name}"):
+        picked = order[start : start + batch]
+        tokens, mask = _padded([ids[i] for i in picked])
+        hidden, logits = _outputs(model, tokens, mask, heads)
+        if hidden.dim() != 3:
+            raise ValueError(f"a {type(model).__name__} has no hidden state for each token, which this compares.")
+        for place, i in enumerate(picked):
+            rows[i] = hidden[place, : len(ids[i])].double().mean(0)
+            if logits is not None:
+                loss += _loss(logits[place], ids[i])
+    predicted = sum(len(one) - 1 for one in ids)
+    return _Seen(
+        torch.stack([rows[i] for i in range(len(ids))]), loss / predicted if heads and predicted else None, notes
+    )
+
+
+def _has_causal_head(model: PreTrainedModel) -> bool:
+    return type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+
+def _padded(ids: Sequence[Ids]) -> tuple[Tensor, Tensor]:  # -> (n, longest) twice
+    longest = max(map(len, ids))
+    tokens = torch.tensor([[*one, *[0] * (longest - len(one))] for one in ids])
+    mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in ids])
+    return tokens, mask
+
+
+def _outputs(model: PreTrainedModel, tokens: Tensor, mask: Tensor, heads: bool) -> tuple[Tensor, Tensor | None]:
+    """Last hidden states ``(n, length, dim)`` and, where there is a causal head, logits ``(n, length, vocabulary)``."""
+    if model.config.is_encoder_decoder:
+        return model.get_encoder()(input_ids=tokens, attention_mask=mask)[0], None
+    seen: list[Tensor] = []
+    hook = model.base_model.register_forward_hook(lambda module, given, found: seen.append(found[0]))
+    try:
+        options = {"use_cache": False} if heads else {}
+        found = model(input_ids=tokens, attention_mask=mask, **options)
+    finally:
+        hook.remove()
+    return seen[0], found.logits if heads else None
+
+
+def _loss(logits: Tensor, ids: Ids) -> float:  # (length, vocabulary)
+    """Of one text, in nats, summed; single precision for one text at a time, since logits are large."""
+    scores = logits[: len(ids) - 1].float()
+    return float(F.cross_entropy(scores, torch.tensor(ids[1:], dtype=torch.long), reduction="sum"))
+
+
+def _perplexity(before: _Seen, after: _Seen, ids: Sequence[Ids]) -> Perplexity | None:
+    if before.loss is None or after.loss is None:
+        return None
+    return Perplexity(_exp(before.loss), _exp(after.loss), sum(len(one) - 1 for one in ids))
+
+
+def _exp(loss: float) -> float:
+    return math.exp(loss) if loss < 700 else math.inf

@@ -1,0 +1,66 @@
+"""Small folders of models, as a user has them on disk."""
+
+import json
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+WORDS = ["the", "a", "man", "dog", "runs", "eats", "food", "in", "field", "and", "sees", "red", "house", "old", "tree"]
+ROWS = 320
+TEXTS = ["the man eats food", "a dog runs in the field and sees a red house", "", "old tree with a young dog", "man"]
+
+
+def save_tokenizer(folder, words=WORDS):
+    vocabulary = {word: number for number, word in enumerate(["<pad>", "<unk>", *words])}
+    plain = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=plain, pad_token="<pad>", unk_token="<unk>")
+    made.save_pretrained(folder)
+
+
+def small(kind, **options):
+    torch.manual_seed(0)
+    sizes = {
+        "vocab_size": ROWS,
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        **options,
+    }
+    config = {"BertModel": "BertConfig", "LlamaForCausalLM": "LlamaConfig"}[kind]
+    return getattr(transformers, kind)(getattr(transformers, config)(**sizes))
+
+
+def make_bert(folder):
+    """With what a folder of sentence-transformers has besides, and weights of other frameworks."""
+    small("BertModel").save_pretrained(folder)
+    save_tokenizer(folder)
+    pooling = folder / "1_Pooling"
+    pooling.mkdir()
+    (pooling / "config.json").write_text(json.dumps({"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True}))
+    dense = folder / "2_Dense"
+    dense.mkdir()
+    (dense / "model.safetensors").write_bytes(b"weights of another module")
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.models.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": "sentence_transformers.models.Pooling"},
+        {"idx": 2, "name": "2", "path": "2_Dense", "type": "sentence_transformers.models.Dense"},
+    ]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "README.md").write_text("about the model")
+    for name in ("tf_model.h5", "flax_model.msgpack", "pytorch_model.bin.index.json", "onnx/model.onnx", ".cache/x"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(b"old")
+    return folder
+
+
+def make_llama(folder, **options):
+    small("LlamaForCausalLM", tie_word_embeddings=True, **options).to(torch.bfloat16).save_pretrained(folder)
+    save_tokenizer(folder)
+    return folder
