@@ -142,6 +142,22 @@ def test_plans_as_text_dict_and_picture(model, tmp_path):
     assert (tmp_path / "frontier.png").stat().st_size > 10_000
 
 
+def test_skipped_tables_are_not_counted(model):
+    found = tb.plan(model, ratio=4, formats=FEW, skip=["h*", "again"])
+    assert set(found) == {"easy"}
+    assert found.allowed == 3000 * 16 * 4 / 4
+
+
+def test_formats_are_shown_as_one_writes_them():
+    shown = [tb.QuantizedRows(), tb.QuantizedRows(bits=4, group=16), tb.ProductQuantized(ratio=8), tb.LowRank(rank=2)]
+    assert [eval(repr(format), vars(tb)) for format in shown] == shown
+    assert [repr(format) for format in shown[:3]] == [
+        "QuantizedRows(bits=8)",
+        "QuantizedRows(bits=4, group=16)",
+        "ProductQuantized(ratio=8)",
+    ]
+
+
 @pytest.mark.parametrize(
     ("text", "count"), [("20MB", 20_000_000), ("1.5 gb", 1_500_000_000), ("512 KiB", 2**19), (7, 7), ("9", 9)]
 )

@@ -20,8 +20,10 @@ import typer
 from typer.core import TyperGroup
 
 from tensorbed import terminal
+from tensorbed.checks import require_number
 from tensorbed.info import info as collect
 from tensorbed.inspection import inspect as look_into
+from tensorbed.planning import parsed_bytes
 from tensorbed.planning import plan as make_plan
 from tensorbed.structures import Format
 from tensorbed.structures.low_rank import LowRank
@@ -82,8 +84,8 @@ def main() -> None:
     A model of transformers or sentence-transformers is compressed from folder to folder:
 
         tensorbed inspect  all-MiniLM-L6-v2
-        tensorbed plan     all-MiniLM-L6-v2 --ratio 8
-        tensorbed compress all-MiniLM-L6-v2 small --format pq --ratio 8
+        tensorbed plan     all-MiniLM-L6-v2 --ratio 7
+        tensorbed compress all-MiniLM-L6-v2 small --format pq --ratio 7
         tensorbed verify   small --against all-MiniLM-L6-v2 --texts sentences.txt
 
     Exit codes: 0 done, 1 refused or a check failed, with the reason on standard error, 2 wrong usage.
@@ -120,6 +122,7 @@ def plan(
     """
     if (ratio is None) == (budget is None):
         raise typer.BadParameter("give a --ratio or a --budget, and not both.")
+    _check_size(ratio, budget)
     if len(what) == 1 and not _SIZE.fullmatch(what[0]) and Path(what[0]).exists():
         with _reported():
             folders = _integration("folders")
@@ -160,7 +163,7 @@ def inspect(
         found = look_into(what)
     _show(found, as_json)
     if any(one.possible for one in found.layers) and not as_json:
-        typer.echo(f"Measure what that costs: tensorbed plan {what} --ratio 8")
+        typer.echo(f"Measure what that costs: tensorbed plan {what} --ratio 7")
 
 
 @app.command()
@@ -220,9 +223,18 @@ def _format(name: _Name, ratio: float | None, budget: str | None) -> tuple[Forma
             typer.echo(f"tensorbed: the ratio of {name} is what {bits} bits make it; --ratio is not used.", err=True)
         return QuantizedRows(bits=bits), None
     ratio = 8.0 if ratio is None and budget is None else ratio
+    _check_size(ratio, budget)
     kinds: dict[str, Any] = {"pq": ProductQuantized, "tt": TensorTrain, "tr": TensorRing, "lr": LowRank}
+    return (None if name is _Name.auto else kinds[name](ratio=ratio)), ratio
+
+
+def _check_size(ratio: float | None, budget: str | None) -> None:
+    """What cannot be a ratio or a budget is wrong usage, whatever the model."""
     try:
-        return (None if name is _Name.auto else kinds[name](ratio=ratio)), ratio
+        if ratio is not None:
+            require_number(ratio, "ratio", low=0)
+        if budget is not None:
+            parsed_bytes(budget)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 

@@ -107,7 +107,7 @@ def load_model(folder: Folder) -> tuple[PreTrainedModel, list[str]]:
     """The model, of the class that its config names and in the dtype of its file, and what the user should know."""
     options: dict[str, Any] = {"dtype": "auto", "local_files_only": True, "output_loading_info": True}
     notes = []
-    named = (folder.config.get("architectures") or [""])[0]
+    named = str(next(iter(folder.config.get("architectures") or ()), ""))
     kind: Any = getattr(transformers, named, None) if named.isidentifier() else None
     if folder.gguf:
         kind, options["gguf_file"] = AutoModelForCausalLM, folder.gguf
@@ -116,18 +116,21 @@ def load_model(folder: Folder) -> tuple[PreTrainedModel, list[str]]:
         kind = AutoModel
         if named:
             notes.append(f"transformers has no class {named}; the model is loaded without the head it may have had.")
-    with _explained(folder), quiet():
+    if kind in (AutoModel, AutoModelForCausalLM):
+        options["trust_remote_code"] = False  # else it may ask at the terminal
+    with explained(folder), quiet():
         model, found = kind.from_pretrained(folder.place, **options)
     if missing := sorted(found["missing_keys"]):
-        notes.append(f"{len(missing)} tensors are not in {folder.root} and were drawn: {', '.join(missing[:3])} ...")
+        notes.append(f"tensors that are not in {folder.root} were drawn: {len(missing)}, the first is {missing[0]}.")
     return model.eval(), notes
 
 
 def load_tokenizer(folder: Folder) -> Any:
     """The tokenizer that lies beside the model."""
-    options = {"gguf_file": folder.gguf} if folder.gguf else {}
-    with _explained(folder, "tokenizer"), quiet():
-        tokenizer = AutoTokenizer.from_pretrained(folder.place, local_files_only=True, **options)
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    options |= {"gguf_file": folder.gguf} if folder.gguf else {}
+    with explained(folder, "tokenizer"), quiet():
+        tokenizer = AutoTokenizer.from_pretrained(folder.place, **options)
     # Without its files transformers goes on with a tokenizer that knows nothing.
     files = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
     if not folder.gguf and tokenizer.vocab_files_names and not any((folder.place / one).is_file() for one in files):
@@ -136,7 +139,7 @@ def load_tokenizer(folder: Folder) -> Any:
 
 
 @contextmanager
-def _explained(folder: Folder, what: str = "model") -> Iterator[None]:
+def explained(folder: Folder, what: str = "model") -> Iterator[None]:
     """Whatever transformers raises over a folder, as one line that names it."""
     try:
         yield

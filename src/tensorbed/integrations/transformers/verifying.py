@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tensorbed.integrations.transformers.folders import Folder, load_model, load_tokenizer, opened, quiet
+from tensorbed.integrations.transformers.folders import Folder, explained, load_model, load_tokenizer, opened, quiet
 from tensorbed.progress import track
 
 Ids = list[int]
@@ -147,14 +147,14 @@ def _tokens(folders: tuple[Folder, Folder], texts: Sequence[str], max_tokens: in
 def _sentences(folder: Folder, texts: Sequence[str], batch: int, max_tokens: int) -> _Seen:
     from sentence_transformers import SentenceTransformer
 
-    with quiet():
-        options = {"dtype": "auto"}
+    options = {"dtype": "auto"}
+    with explained(folder), quiet():
         model = SentenceTransformer(str(folder.root), device="cpu", local_files_only=True, model_kwargs=options)
-        model.max_seq_length = min(max_tokens, model.max_seq_length or max_tokens)
-        rows = []
-        for start in track(range(0, len(texts), batch), f"reading with {folder.root.name}"):
-            part = list(texts[start : start + batch])
-            rows.append(model.encode(part, batch_size=batch, convert_to_tensor=True, show_progress_bar=False).double())
+    model.max_seq_length = min(max_tokens, model.max_seq_length or max_tokens)
+    rows = []
+    for start in track(range(0, len(texts), batch), f"reading with {folder.root.name}"):
+        part = list(texts[start : start + batch])
+        rows.append(model.encode(part, batch_size=batch, convert_to_tensor=True, show_progress_bar=False).double())
     return _Seen(torch.cat(rows), None, [])
 
 
@@ -195,14 +195,17 @@ def _outputs(model: PreTrainedModel, tokens: Tensor, mask: Tensor, heads: bool) 
     """Last hidden states ``(n, length, dim)`` and, where there is a causal head, logits ``(n, length, vocabulary)``."""
     if model.config.is_encoder_decoder:
         return model.get_encoder()(input_ids=tokens, attention_mask=mask)[0], None
+    options: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask}
+    options |= {"use_cache": False} if heads else {}
     seen: list[Tensor] = []
     hook = model.base_model.register_forward_hook(lambda module, given, found: seen.append(found[0]))
     try:
-        options = {"use_cache": False} if heads else {}
-        found = model(input_ids=tokens, attention_mask=mask, **options)
+        found = model(**options)
     finally:
         hook.remove()
-    return seen[0], found.logits if heads else None
+    # Some models call what is inside their base model and not itself.
+    hidden = seen[0] if seen else model(**options, output_hidden_states=True).hidden_states[-1]
+    return hidden, found.logits if heads else None
 
 
 def _loss(logits: Tensor, ids: Ids) -> float:  # (length, vocabulary)
