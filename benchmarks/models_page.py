@@ -33,6 +33,10 @@ in float32 over all that is stored for it: codes, codebooks, steps, scales, plac
 of WikiText-2's validation text, which nothing is measured on; all others saw no data. Calibration may raise the error:
 it lowers what counts, errors of rows that are used and in directions that hidden vectors have.
 
+*Asked* is the least ratio; a format takes the largest size that keeps it. Product quantisation has one byte for each
+1, 2, 3, ... columns and nothing between, so that ratio 4 is what stands under 7. Seconds are those of one thread of a
+busy machine, calibration included.
+
 ![Ratio against what is left, for each format](compression.png)
 """
 _ABOUT = {
@@ -45,7 +49,8 @@ A sentence encoder; its word table of 30,522 x 384 is half of the model. Cosines
 A language model with one table of 49,152 x 576 at both ends, so that its errors meet every logit. The weights come from
 a GGUF file and are **quantised already**: Q4_1, the table Q8_0; here they are float32 numbers again, and ratios are
 over float32. Perplexity is over {amount:,} tokens of WikiText-2's test text, read in windows of 1,024 whose first
-token is not predicted; the text is as the data set has it, split into words, with `<unk>`. The base is {base:.2f}.
+token is not predicted; the text is as the data set has it, split into words, with `<unk>`, lines joined
+without the spaces at their ends. The base is {base:.2f}.
 """,
 }
 _CHOICE = """
@@ -178,26 +183,33 @@ def _panel(axes: Any, name: str, lines: Sequence[Line]) -> None:
             if mine:
                 axes.plot(
                     [r["ratio"] for r in mine],
-                    [r["mean_cosine"] if cosines else r["perplexity"] / r["base_perplexity"] for r in mine],
+                    [_distance(r) for r in mine],
                     color=colour,
                     marker=MARKERS[family],
                     markerfacecolor="white" if calibrated else colour,
                     linestyle="--" if calibrated else "-",
                     label=f"{family}, calibrated" if calibrated else family,
                 )
-    axes.set(title=name, xlabel="times smaller (table)", xscale="log")
+    axes.set(title=name, xlabel="times smaller (table)", xscale="log", yscale="log", xlim=(1.8, 40))
     axes.xaxis.set_major_locator(FixedLocator(_TICKS))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.grid(alpha=0.3)
     if cosines:
-        axes.set(ylabel="mean cosine of sentence embeddings")
+        axes.set(ylabel="1 - mean cosine of sentence embeddings")
     else:
-        axes.set(ylabel=f"perplexity over the base (up to {_WORST:g})", yscale="log")
+        axes.set(ylabel=f"perplexity over the base (up to {_WORST:g})")
         axes.yaxis.set_major_locator(FixedLocator((1, 1.1, 1.5, 2, 5, 10)))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.legend(frameon=False, fontsize=8)
+
+
+def _distance(line: Line) -> float:
+    """From what the model was: less is better."""
+    if "mean_cosine" in line:
+        return float(max(1 - line["mean_cosine"], 1e-7))
+    return float(line["perplexity"] / line["base_perplexity"])
 
 
 def _megabytes(count: int) -> str:
