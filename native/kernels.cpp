@@ -10,6 +10,7 @@
 #include <omp.h>
 #endif
 
+#include "coded.hpp"
 #include "softmax.hpp"
 #include "table.hpp"
 
@@ -18,6 +19,7 @@ namespace {
 
 constexpr double parallel_from = 5e5;  // multiply-adds below which waking other threads takes longer than the work
 constexpr Int exps_from = 50'000;      // the same in exponentials
+constexpr Int codes_from = 100'000;    // the same in codes
 constexpr Int line = 16;               // floats of a cache line, that two threads should not share; whole vectors
 static_assert(line % widest<float> == 0);
 
@@ -69,20 +71,45 @@ int shares(std::span<Lookup> lookups, int threads) {
 #endif
 }
 
-// Equal runs of a tile's rows or columns, which come in whole `unit`s but for the last.
+// Equal runs of rows or columns, which come in whole `unit`s but for the last.
 template <class Act>
-void cut(const Tile& tile, Int size, Int unit, int threads, Act act) {
+void cut(bool worth, Int size, Int unit, int threads, Act act) {
   const Int units = (size + unit - 1) / unit;
 #ifdef _OPENMP
-  const Int most = tile.rows * tile.cols < exps_from ? 1 : std::max(1, threads);
+  const Int most = worth ? std::max(1, threads) : 1;
 #else
-  (void)tile, (void)threads;
+  (void)worth, (void)threads;
   const Int most = 1;
 #endif
   const int count = int(std::min(most, units));
   const auto bound = [=](int share) { return std::min(size, units * share / count * unit); };
   if (count == 1) return act(0, size);
   run({[&](int share) { act(bound(share), bound(share + 1)); }}, count);
+}
+
+bool worth(const Tile& tile) { return tile.rows * tile.cols >= exps_from; }
+
+// act(number computed with, number stored)
+template <class Act>
+void with_numbers(Type type, Act act) {
+  if (type == Type::float32) return act(float{}, float{});
+  if (type == Type::float64) return act(double{}, double{});
+  act(float{}, bf16{});
+}
+
+template <class T>
+void score(const Coded& coded, const T* x, Int n, T* out, int threads) {
+  const bool worth = coded.rows * coded.cols >= codes_from;
+  if (n >= widest<T>) {
+    return cut(worth, coded.rows, panel_rows, threads, [&](Int first, Int last) {
+      multiply_many(coded, first, last, x, n, out + first * n);
+    });
+  }
+  std::vector<T> turned(n * coded.cols);
+  transpose(coded.cols, n, x, n, turned.data());
+  cut(worth, coded.rows, line, threads, [&](Int first, Int last) {
+    multiply_few(coded, first, last, turned.data(), n, out + first * n);
+  });
 }
 
 // All tables of a call, slab by slab.
@@ -214,12 +241,38 @@ void absorb(const Tile& tile, float* most, float* total, int threads) {
   if (tile.rows <= 0 || tile.cols <= 0) return;
   if (tile.cols == 1 && tile.stride == 1) return absorb_one_column(tile, most, total);
   // Sums go down the columns: cut by rows they would depend on the number of threads.
-  cut(tile, tile.cols, line, threads, [&](Int first, Int last) { absorb_columns(tile, first, last, most, total); });
+  cut(worth(tile), tile.cols, line, threads,
+      [&](Int first, Int last) { absorb_columns(tile, first, last, most, total); });
 }
 
 void probabilities(const Tile& tile, const Softmax& softmax, int threads) {
   if (tile.rows <= 0 || tile.cols <= 0) return;
-  cut(tile, tile.rows, 1, threads, [&](Int first, Int last) { probable_rows(tile, first, last, softmax); });
+  cut(worth(tile), tile.rows, 1, threads, [&](Int first, Int last) { probable_rows(tile, first, last, softmax); });
+}
+
+void coded_rows(Type type, const Coded& coded, const Int* index, Int count, void* out, int threads) {
+  with_numbers(type, [&]<class T, class S>(T, S) {
+    cut(count * coded.cols >= codes_from, count, 1, threads, [&](Int first, Int last) {
+      make_rows<T, S>(coded, index, first, last, static_cast<S*>(out));
+    });
+  });
+}
+
+void coded_scores(Type type, const Coded& coded, const void* x, Int n, void* out, int threads) {
+  if (coded.rows <= 0 || n <= 0) return;
+  with_numbers(type, [&]<class T, class S>(T, S) {
+    score(coded, static_cast<const T*>(x), n, static_cast<T*>(out), threads);
+  });
+}
+
+void coded_sums(Type type, const Coded& coded, const void* tables, Int n, void* out, int threads) {
+  if (coded.rows <= 0 || n <= 0) return;
+  with_numbers(type, [&]<class T, class S>(T, S) {
+    cut(coded.rows * coded.code_row * n >= codes_from, coded.rows, line, threads, [&](Int first, Int last) {
+      sum_columns<T, widest<T>>(coded, first, last, static_cast<const T*>(tables), n, 0,
+                                static_cast<T*>(out) + first * n);
+    });
+  });
 }
 
 }  // namespace tb::TB_ISA

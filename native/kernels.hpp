@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <span>
 #include <vector>
@@ -57,14 +58,35 @@ struct Softmax {
   const float* weight = nullptr;  // (rows,), null: ones
 };
 
+// A table whose rows are kept as codes, of one of two kinds. What is not a code is a stored number.
+struct Coded {
+  Int rows = 0, cols = 0;
+  const std::uint8_t* codes = nullptr;
+  Int code_row = 0;  // bytes of a row
+  int bits = 0;      // 0: each byte names an entry of a codebook
+
+  // Whole numbers of 8 or 4 bits, times the step of a group of columns, times the row's scale.
+  const std::int8_t* steps = nullptr;  // (rows, ceil(cols / group)), null: none
+  Int group = 0;
+  const void* scale = nullptr;  // (rows,)
+
+  // Entries of codebooks, cols / code_row numbers each.
+  const void* books = nullptr;  // (code_row, words, cols / code_row)
+  Int words = 0;
+};
+
 // Each instruction set has these, in a namespace of its name. absorb takes the rows of a tile into the maximum of each
-// column and the sum of exp(x - maximum) so far.
-#define TB_DECLARE(isa)                                                           \
-  namespace isa {                                                                 \
-  void forward(Type type, std::span<Lookup> lookups, int threads);                \
-  void backward(Type type, std::span<Lookup> lookups, int threads);               \
-  void absorb(const Tile& tile, float* most, float* total, int threads);          \
-  void probabilities(const Tile& tile, const Softmax& softmax, int threads);      \
+// column and the sum of exp(x - maximum) so far. Scores and sums of all rows of a coded table are (rows, n), of
+// vectors (cols, n) and of tables (code_row * words, n), in float32 or float64, as its own numbers are then too.
+#define TB_DECLARE(isa)                                                                                \
+  namespace isa {                                                                                      \
+  void forward(Type type, std::span<Lookup> lookups, int threads);                                     \
+  void backward(Type type, std::span<Lookup> lookups, int threads);                                    \
+  void absorb(const Tile& tile, float* most, float* total, int threads);                               \
+  void probabilities(const Tile& tile, const Softmax& softmax, int threads);                           \
+  void coded_rows(Type type, const Coded& coded, const Int* index, Int count, void* out, int threads); \
+  void coded_scores(Type type, const Coded& coded, const void* x, Int n, void* out, int threads);      \
+  void coded_sums(Type type, const Coded& coded, const void* tables, Int n, void* out, int threads);   \
   }
 TB_DECLARE(baseline)
 TB_DECLARE(avx2)

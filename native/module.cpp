@@ -28,7 +28,14 @@ struct Isa {
   void (*backward)(Type, std::span<Lookup>, int);
   void (*absorb)(const Tile&, float*, float*, int);
   void (*probabilities)(const Tile&, const Softmax&, int);
+  void (*coded_rows)(Type, const Coded&, const Int*, Int, void*, int);
+  void (*coded_scores)(Type, const Coded&, const void*, Int, void*, int);
+  void (*coded_sums)(Type, const Coded&, const void*, Int, void*, int);
 };
+
+#define TB_KERNELS(isa)                                                                                    \
+  {#isa, isa::forward, isa::backward, isa::absorb, isa::probabilities, isa::coded_rows, isa::coded_scores, \
+   isa::coded_sums}
 
 // From the least to the best that this processor runs.
 std::vector<Isa> usable() {
@@ -36,12 +43,12 @@ std::vector<Isa> usable() {
   const auto offer = [&found](const Isa& isa) {
     if (runs(isa.name)) found.push_back(isa);
   };
-  offer({"baseline", baseline::forward, baseline::backward, baseline::absorb, baseline::probabilities});
+  offer(TB_KERNELS(baseline));
 #ifdef TB_HAVE_AVX2
-  offer({"avx2", avx2::forward, avx2::backward, avx2::absorb, avx2::probabilities});
+  offer(TB_KERNELS(avx2));
 #endif
 #ifdef TB_HAVE_AVX512
-  offer({"avx512", avx512::forward, avx512::backward, avx512::absorb, avx512::probabilities});
+  offer(TB_KERNELS(avx512));
 #endif
   return found;
 }
@@ -221,6 +228,52 @@ void probabilities(Address tile, Int rows, Int cols, Int stride, Address lse, Ad
                          threads);
 }
 
+Coded quantized(Int rows, Int cols, Address codes, int bits, Address steps, Int group, Address scale) {
+  if (bits != 8 && bits != 4) throw std::invalid_argument("codes have 8 or 4 bits.");
+  Coded coded{rows, cols, reinterpret_cast<const std::uint8_t*>(codes)};
+  coded.code_row = bits == 8 ? cols : (cols + 1) / 2;
+  coded.bits = bits;
+  coded.steps = reinterpret_cast<const std::int8_t*>(steps);
+  coded.group = group;
+  coded.scale = reinterpret_cast<const void*>(scale);
+  return coded;
+}
+
+Coded product(Int rows, Int cols, Address codes, Int parts, Address books, Int words) {
+  if (parts < 1 || cols % parts != 0) throw std::invalid_argument("parts must divide the columns.");
+  Coded coded{rows, cols, reinterpret_cast<const std::uint8_t*>(codes)};
+  coded.code_row = parts;
+  coded.books = reinterpret_cast<const void*>(books);
+  coded.words = words;
+  return coded;
+}
+
+void coded_rows(const Coded& coded, int type, Address index, Int count, Address out, int threads) {
+  const nb::gil_scoped_release release;
+  const auto* rows = reinterpret_cast<const Int*>(index);
+  for (Int i = 0; i < count; ++i) {
+    if (rows[i] < 0 || rows[i] >= coded.rows) refuse(rows[i], coded.rows);
+  }
+  chosen().coded_rows(Type(type), coded, rows, count, reinterpret_cast<void*>(out), threads);
+}
+
+Type type_of_scores(int type) {
+  if (Type(type) == Type::bfloat16) throw std::invalid_argument("scores are of float32 or float64.");
+  return Type(type);
+}
+
+void coded_scores(const Coded& coded, int type, Address x, Int n, Address out, int threads) {
+  const nb::gil_scoped_release release;
+  chosen().coded_scores(type_of_scores(type), coded, reinterpret_cast<const void*>(x), n,
+                        reinterpret_cast<void*>(out), threads);
+}
+
+void coded_sums(const Coded& coded, int type, Address tables, Int n, Address out, int threads) {
+  const nb::gil_scoped_release release;
+  chosen().coded_sums(type_of_scores(type), coded, reinterpret_cast<const void*>(tables), n,
+                      reinterpret_cast<void*>(out), threads);
+}
+
 }  // namespace
 }  // namespace tb
 
@@ -244,5 +297,11 @@ NB_MODULE(_native, m) {
         nb::arg("total"), nb::arg("threads"));
   m.def("probabilities", &probabilities, nb::arg("tile"), nb::arg("rows"), nb::arg("cols"), nb::arg("stride"),
         nb::arg("lse"), nb::arg("scale"), nb::arg("shift"), nb::arg("weight"), nb::arg("threads"));
+  nb::class_<Coded>(m, "Coded")
+      .def_static("quantized", &quantized)
+      .def_static("product", &product)
+      .def("rows", &coded_rows)
+      .def("scores", &coded_scores)
+      .def("sums", &coded_sums);
   m.def("use", &use, nb::arg("isa"), "Take the kernels of another instruction set; returns the one before. For tests.");
 }

@@ -7,6 +7,13 @@
 #include <utility>
 
 namespace tb {
+
+void refuse(Int index, Int rows) {
+  throw std::out_of_range("index " + std::to_string(index) + " is out of range for a table of " + std::to_string(rows) +
+                          " rows (valid: 0 to " + std::to_string(rows - 1) + ")" +
+                          (index < 0 ? "; negative indices do not wrap around." : "."));
+}
+
 namespace {
 
 template <class Key>
@@ -36,12 +43,6 @@ void sort_items(std::vector<Item<Key>>& items, Int rows) {
     for (const auto& item : items) other[begin[(item.key >> shift) & mask]++] = item;
     items.swap(other);
   }
-}
-
-[[noreturn]] void refuse(Int index, Int rows) {
-  throw std::out_of_range("index " + std::to_string(index) + " is out of range for a table of " + std::to_string(rows) +
-                          " rows (valid: 0 to " + std::to_string(rows - 1) + ")" +
-                          (index < 0 ? "; negative indices do not wrap around." : "."));
 }
 
 template <class Key>

@@ -46,6 +46,9 @@ struct Request {
   Int number_bytes = 4;  // of the numbers computed with
 };
 
+// Throws std::out_of_range, which names the index and the bound.
+[[noreturn]] void refuse(Int index, Int rows);
+
 // Throws std::out_of_range before anything is read through an index outside the table.
 Plan make_plan(const Chain& chain, const Request& request);
 

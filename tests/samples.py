@@ -1,6 +1,15 @@
 """Samples of every registered structure for the conformance suite."""
 
-from tensorbed import Dense, HotRows, LowRank, ProductQuantized, QuantizedRows, TensorRing, TensorTrain
+from tensorbed import (
+    Dense,
+    HotRows,
+    LowRank,
+    ProductQuantized,
+    QuantizedRows,
+    StraightThrough,
+    TensorRing,
+    TensorTrain,
+)
 from tensorbed.testing import Sample
 
 SAMPLES = {
@@ -25,8 +34,14 @@ SAMPLES = {
     ],
     "hot_rows": [
         Sample(HotRows(), 1999, 48),
-        Sample(HotRows(share=0.5, hot=Dense(), rest=ProductQuantized(parts=2)), 60, 6),
-        Sample(HotRows(share=0.01, hot=LowRank(rank=1)), 31, 7),  # one hot row
+        Sample(HotRows(share=0.5, hot=LowRank(rank=2), rest=ProductQuantized(parts=2)), 60, 6),
+        Sample(HotRows(share=0.01, hot=Dense()), 31, 7),  # one hot row
+    ],
+    "straight_through": [
+        Sample(StraightThrough(), 997, 64),
+        Sample(StraightThrough(bits=4), 500, 48),
+        Sample(StraightThrough(bits=4, group=5), 60, 13),
+        Sample(StraightThrough(bits=8, group=4), 31, 6),
     ],
     "tensor_train": [
         Sample(TensorTrain(rank=3), 1999, 48),  # padded vocabulary

@@ -313,6 +313,18 @@ def test_a_model_that_is_not_complete_is_refused(lost, tmp_path):
         tb.load(tmp_path / "m", into=model)
 
 
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("compressed", [True, False])
+def test_a_bias_is_neither_lost_nor_made_up(bias, compressed, tmp_path):
+    def head(bias, compressed=True):
+        made = tb.TTHead(12, 300, rank=3, bias=bias) if compressed else nn.Linear(12, 300, bias=bias)
+        return nn.ModuleDict({"head": made})
+
+    tb.save(head(bias), tmp_path / "m")
+    with pytest.raises(ValueError, match=r"head has (a bias|none) there, and here (none|a bias)"):
+        tb.load(tmp_path / "m", into=head(not bias, compressed))
+
+
 def test_numbers_do_not_become_counts_in_silence(tmp_path):
     path = tmp_path / "m"
     tb.save(Model(), path)

@@ -1,6 +1,7 @@
 """Plans: what is chosen for which table under a budget."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -27,7 +28,6 @@ FEW = (tb.QuantizedRows(bits=8), tb.QuantizedRows(bits=4), tb.LowRank(rank=2), t
 def test_plans_keep_their_budget_with_the_error_where_it_hurts_least(model, ratio):
     plan = tb.plan(model, ratio=ratio, formats=FEW)
     assert list(plan) == ["easy", "hard"]
-    assert plan.fits
     assert plan.bytes <= 4 * 16 * 5500 / ratio
     if ratio == 1:
         assert plan["easy"] is plan["hard"] is None
@@ -67,16 +67,64 @@ def test_a_sample_tells_the_error_of_a_large_table():
 
 def test_training_from_scratch_takes_trains_of_equal_ratio():
     plan = tb.plan({"a": (100_000, 64), "b": (1_000_000, 64)}, ratio=60, purpose="train")
-    assert plan.fits
+    assert plan.bytes <= plan.allowed
     assert all(isinstance(format, tb.TensorTrain) for format in plan.values())
     assert plan["a"].ratio == plan["b"].ratio or {plan["a"].ratio, plan["b"].ratio} == {32, 64}
     assert all(option.error is None for option in plan.chosen.values())
 
 
-def test_a_budget_out_of_reach_is_told(model):
-    plan = tb.plan(model, budget=10, formats=FEW)
-    assert not plan.fits
-    assert "warning: nothing weighed is small enough" in str(plan)
+def test_a_budget_out_of_reach_is_refused_with_the_least_there_is(model, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setattr("tensorbed.planning.fit_table", None)  # known before anything is measured
+        with pytest.raises(ValueError, match=r"10 bytes for all tables.* at the least, a ratio of") as caught:
+            tb.plan(model, budget=10, formats=FEW)
+    least = int(re.search(r"they take ([\d,]+) at the least", str(caught.value))[1].replace(",", ""))
+    assert tb.plan(model, budget=least, formats=FEW).bytes == least
+    with pytest.raises(ValueError, match=f"{least:,} at the least"):
+        tb.plan(model, budget=least - 1, formats=FEW)
+    with pytest.raises(ValueError, match="at the least"):
+        tb.plan({"a": (5000, 16)}, ratio=1e6, purpose="train")
+
+
+class Ends(nn.Module):
+    """Two ends that share a table, one bag, and a head of its own."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.again = nn.Embedding(3000, 16, padding_idx=3), nn.Embedding(3000, 16, padding_idx=3)
+        self.ids, self.head = nn.EmbeddingBag(2500, 16), nn.Linear(16, 3000)
+        self.again.weight = self.head.weight = self.words.weight
+        self.other = nn.Linear(32, 2500, bias=False)
+
+
+@pytest.mark.parametrize("formats", [FEW, (tb.LowRank(ratio=4), tb.TensorTrain(ratio=8), tb.ProductQuantized(ratio=8))])
+def test_ties_bags_heads_and_padding_are_planned_as_they_are_compressed(formats):
+    model = Ends()
+    plan = tb.plan(model, ratio=4, formats=formats)
+    assert list(plan) == ["words", "ids", "other"]
+    report = tb.compress_(model, plan)
+    assert model.again is model.words
+    assert model.head.is_tied
+    sizes = {entry.names[0]: entry.bytes_after for entry in report.entries}
+    assert sizes == {name: one.bytes for name, one in plan.chosen.items() if plan[name] is not None}
+
+
+def test_tables_may_be_left_out():
+    model = Ends()
+    plan = tb.plan(model, ratio=4, formats=FEW, skip=["ids", "oth*"])
+    assert list(plan) == ["words"]
+    assert tb.compress_(model, plan).left == {"ids": "no format for it"}
+    with pytest.raises(ValueError, match=r"no table of at least.*words: compressed already"):
+        tb.plan(model, ratio=4, skip=["ids", "other"])
+
+
+def test_a_sample_tells_the_error_of_a_train_too():
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"words": nn.Embedding(30_000, 16)})
+    (_, option) = tb.plan(model, ratio=1, formats=[tb.TensorTrain(ratio=4)]).options["words"]
+    real = tb.Embedding.from_pretrained(model["words"].weight.detach(), option.format)
+    assert option.error == pytest.approx(real.fit_error, rel=0.05)
 
 
 def test_plans_as_text_dict_and_picture(model, tmp_path):

@@ -1,6 +1,6 @@
 """Embedding tables as tensor trains, tensor rings and other structured matrices, for PyTorch."""
 
-from tensorbed import functional, indexing, nn, structures
+from tensorbed import functional, indexing, structures
 from tensorbed._version import __version__
 from tensorbed.convert import compress_
 from tensorbed.files import load, save
@@ -27,6 +27,7 @@ from tensorbed.structures.hot_rows import HotRows
 from tensorbed.structures.low_rank import LowRank
 from tensorbed.structures.product_quantized import ProductQuantized
 from tensorbed.structures.quantized_rows import QuantizedRows
+from tensorbed.structures.straight_through import StraightThrough
 from tensorbed.structures.tensor_ring import TensorRing
 from tensorbed.structures.tensor_train import TensorTrain
 from tensorbed.vocabulary.calls import linear_cross_entropy
@@ -44,6 +45,7 @@ __all__ = [
     "LowRankHead",
     "ProductQuantized",
     "QuantizedRows",
+    "StraightThrough",
     "TREmbedding",
     "TREmbeddingBag",
     "TRHead",
@@ -59,7 +61,6 @@ __all__ = [
     "indexing",
     "linear_cross_entropy",
     "load",
-    "nn",
     "plan",
     "save",
     "structures",

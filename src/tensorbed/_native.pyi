@@ -56,6 +56,29 @@ class Batch:
         /,
     ) -> None: ...
 
+class Coded:
+    """A table of codes: ``type`` 0 for float32, 1 for float64, and for rows 2 for bfloat16, is that of its floats.
+
+    The threads change no bit of any result.
+    """
+
+    @staticmethod
+    def quantized(rows: int, cols: int, codes: int, bits: int, steps: int, group: int, scale: int, /) -> Coded:
+        """Codes of 8 or 4 bits; ``steps`` 0 for none."""
+
+    @staticmethod
+    def product(rows: int, cols: int, codes: int, parts: int, books: int, words: int, /) -> Coded:
+        """Codes below ``words``, a byte for each part: what they are is the caller's promise."""
+
+    def rows(self, type: int, index: int, count: int, out: int, threads: int, /) -> None:
+        """Rows of int64 indices, which are checked, into ``(count, cols)``."""
+
+    def scores(self, type: int, x: int, n: int, out: int, threads: int, /) -> None:
+        """All rows times vectors ``(cols, n)``, into ``(rows, n)``."""
+
+    def sums(self, type: int, tables: int, n: int, out: int, threads: int, /) -> None:
+        """Of product codes: sums of the rows they name in tables ``(parts * words, n)``, into ``(rows, n)``."""
+
 def absorb(tile: int, rows: int, cols: int, stride: int, most: int, total: int, threads: int) -> None:
     """Take the rows of a tile into the running maximum and sum of exponentials of each of its columns.
 

@@ -24,7 +24,7 @@ class _Record:
         self.seen = 0
 
     def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given: Tensor = (*args, *kwargs.values())[0].detach()
+        given: Tensor = (args[0] if args else kwargs["input"]).detach()
         self.seen += given.numel() if not self.is_head else given.numel() // given.shape[-1]
         if not self.is_head:
             self.sums += torch.bincount(given.reshape(-1), minlength=len(self.sums)).to(self.sums)

@@ -290,6 +290,10 @@ def _check_place(name: str, old: nn.Module, layer: StructuredTable, path: Path) 
             f"{path} is of another model: {name} there is {type(layer).__name__} {size}, here "
             f"{type(old).__name__} {found}."
         )
+    biased = [getattr(one, "bias", None) is not None for one in (layer, old)]
+    if biased[0] != biased[1]:
+        there, here = ("a bias" if one else "none" for one in biased)
+        raise ValueError(f"{path} is of another model: {name} has {there} there, and here {here}.")
 
 
 def _filled(model: nn.Module, contents: Contents, state: Mapping[str, Tensor]) -> nn.Module:

@@ -14,7 +14,7 @@ from tensorbed.progress import track
 from tensorbed.structures import Format, Params, Structure, Use
 from tensorbed.structures.formats import Budget
 
-_BLOCK = 2**20  # numbers of the table compared at once
+_BLOCK = 2**18  # numbers of the table compared at once
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from fnmatch import fnmatchcase
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tensorbed.checks import require_number, require_positive
+from tensorbed.checks import naming, require_number, require_positive
+from tensorbed.finding import Weight, found_tables
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.progress import track
-from tensorbed.structures import Format
+from tensorbed.structures import Format, Structure
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.explanation import aligned
 from tensorbed.structures.formats import Budget, OutOfReachError
@@ -79,11 +80,6 @@ class Plan(Mapping[str, Format | None]):
         """Of all tables as planned."""
         return sum(option.bytes for option in self.chosen.values())
 
-    @property
-    def fits(self) -> bool:
-        """Whether that is within what was asked for."""
-        return self.bytes <= self.allowed
-
     def frontier(self) -> Frontier:
         """Ratio against error of every format weighed; ``.figure()`` draws it."""
         return Frontier(self.options)
@@ -94,7 +90,7 @@ class Plan(Mapping[str, Format | None]):
             name: {"rows": self.sizes[name][0], "cols": self.sizes[name][1], **asdict(one), "format": repr(one.format)}
             for name, one in self.chosen.items()
         }
-        return {"tables": tables, "bytes": self.bytes, "allowed": self.allowed, "fits": self.fits}
+        return {"tables": tables, "bytes": self.bytes, "allowed": self.allowed}
 
     def __str__(self) -> str:
         head = ("table", "size", "format", "MB", "ratio", "error")
@@ -104,10 +100,7 @@ class Plan(Mapping[str, Format | None]):
         ]
         dense = sum(table[0].bytes for table in self.options.values())
         total = ("all", "", "", f"{self.bytes / 1e6:,.2f}", f"{dense / max(1, self.bytes):,.1f}", "")
-        lines = aligned([head, *rows, total], "<<<>>>")
-        if not self.fits:
-            lines.append(f"warning: nothing weighed is small enough for {self.allowed / 1e6:,.2f} MB.")
-        return "\n".join(lines)
+        return "\n".join(aligned([head, *rows, total], "<<<>>>"))
 
     __repr__ = __str__
 
@@ -153,19 +146,24 @@ def plan(
     min_rows: int = 2000,
     skip: Sequence[str] = (),
 ) -> Plan:
-    """Choose a format for every table so that all together keep a budget.
+    """Choose a format for every table so that all together keep a budget; ``ValueError`` where none does.
 
-    With weights and ``purpose="pretrained"`` each format's error is measured, on a sample of a large table's rows, and
-    bytes are given up where that adds the least squared error. Else, and for ``purpose="train"``, by rule: tensor
-    trains, all tables compressed by the same ratio, the smallest that keeps the budget; tables that cannot be made that
-    small stay as small as they can be.
+    Tables and heads are those of :func:`tensorbed.compress_`, those that share a weight counted once. With weights and
+    ``purpose="pretrained"`` each format's error is measured and bytes are given up where that adds the least squared
+    error. Else, and for ``purpose="train"``, by rule: tensor trains, all tables compressed by the same ratio, the
+    smallest that keeps the budget; tables that cannot be made that small stay as small as they can be.
+
+    Errors are those of fits to a table's own rows, of 8,192 drawn at random where it has more, one table after the
+    other. Such a sample is quantised as the table would be; for low rank it is given the rank that the table would
+    have, for tensor trains the table's ratio. Rows that are near in number are not so in a sample: what a train gains
+    from their order is not seen, and its error there is an upper estimate.
 
     Args:
         model: or sizes by name, ``{"wte": (50257, 768)}``.
         budget: bytes of all tables together, ``"20MB"``; or ``ratio``, their dense bytes over that.
         formats: those to weigh, in place of the usual ones.
         min_rows: smaller tables stay dense and are not counted.
-        skip: patterns of names, as in ``fnmatch``, of tables that stay and are not counted.
+        skip: patterns of names to leave alone, not counted either.
 
     Example::
 
@@ -174,38 +172,51 @@ def plan(
     if purpose not in ("pretrained", "train"):
         raise ValueError(f'purpose={purpose!r}: choose "pretrained" or "train".')
     tables = _tables(model, min_rows, skip)
-    sizes = {name: (int(w.shape[0]), int(w.shape[1])) for name, w in tables.items()}
-    dense = sum(rows * cols * tables[name].element_size() for name, (rows, cols) in sizes.items())
-    allowed = _allowed(budget, ratio, dense)
-    measured = purpose == "pretrained" and not any(w.is_meta for w in tables.values())
+    dense = {name: table.numel() * table.element_size() for name, (table, _) in tables.items()}
+    allowed = _allowed(budget, ratio, sum(dense.values()))
+    measured = purpose == "pretrained" and not any(table.is_meta for table, _ in tables.values())
     if formats is None:
         formats = PRETRAINED if measured else tuple(TensorTrain(ratio=r) for r in _TRAINED)
-    options = {
-        name: _options(weight, formats, measured) for name, weight in track(list(tables.items()), "measuring formats")
-    }
+    bound = {name: _bound(*table, formats) for name, table in tables.items()}
+    least = sum(min(dense[name], *(one.bytes for one, _ in options)) for name, options in bound.items())
+    if least > allowed:
+        raise ValueError(
+            f"{allowed:,.0f} bytes for all tables: with the formats weighed they take {least:,} at the least, a ratio "
+            f"of {sum(dense.values()) / least:.4g}; ask for no less, or give formats= that are smaller."
+        )
+    options = {}
+    for name, (table, _) in track(list(tables.items()), "measuring formats"):
+        start = Option(Dense(), dense[name], 1.0, 0.0 if measured else None)
+        with naming(name):
+            options[name] = (start, *(_measured(table, bound[name]) if measured else (one for one, _ in bound[name])))
+    sizes = {name: (int(table.shape[0]), int(table.shape[1])) for name, (table, _) in tables.items()}
     return Plan(sizes, _chosen(options, allowed), options, allowed)
 
 
-def _tables(model: nn.Module | Mapping[str, tuple[int, int]], min_rows: int, skip: Sequence[str]) -> dict[str, Tensor]:
-    """Weights by name, on the meta device where only sizes are known; what is shared once."""
+def _tables(
+    model: nn.Module | Mapping[str, tuple[int, int]], min_rows: int, skip: Sequence[str]
+) -> dict[str, tuple[Tensor, int]]:
+    """Weights by name, on the meta device where only sizes are known, and bytes stored besides; what is shared once."""
     if isinstance(model, nn.Module):
-        found: dict[int, tuple[str, Tensor]] = {}
-        for name, module in model.named_modules():
-            if any(fnmatchcase(name, pattern) for pattern in skip):
-                continue
-            if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.weight.shape[0] >= min_rows:
-                found.setdefault(id(module.weight), (name, module.weight.detach()))
+        found, left = found_tables(model, Dense(), min_rows, tuple(skip), include_heads=True, tied="keep")
         if not found:
-            raise ValueError(f"the model has no table of at least min_rows={min_rows} rows.")
-        return dict(found.values())
+            why = ", ".join(f"{name}: {reason}" for name, reason in left.items())
+            raise ValueError(f"the model has no table of at least min_rows={min_rows} rows{why and f' ({why})'}.")
+        return {weight.name: (weight.tensor.detach(), _reserved(weight)) for weight in found}
     if not isinstance(model, Mapping) or not model:
         raise TypeError(f"plan takes a model or sizes by name, {{'words': (rows, cols)}}, got {type(model).__name__}.")
     sizes = {}
     for name, size in model.items():
         rows, cols = size
         shape = (require_positive(rows, f"rows of {name}"), require_positive(cols, f"columns of {name}"))
-        sizes[name] = torch.empty(shape, device="meta", dtype=torch.float32)
+        sizes[name] = (torch.empty(shape, device="meta", dtype=torch.float32), 0)
     return sizes
+
+
+def _reserved(weight: Weight) -> int:
+    """Bytes of the row that a table with a ``padding_idx`` stores besides."""
+    padded = getattr(weight.places[weight.name], "padding_idx", None) is not None
+    return weight.tensor.shape[1] * weight.tensor.element_size() if padded else 0
 
 
 def _allowed(budget: str | int | None, ratio: float | None, dense: int) -> float:
@@ -226,24 +237,28 @@ def parsed_bytes(budget: str | int | None) -> int:
     return require_positive(budget, "budget")
 
 
-def _options(weight: Tensor, formats: Sequence[Format], measured: bool) -> tuple[Option, ...]:
-    rows, cols = weight.shape
-    whole = Budget(rows, cols, weight.dtype)
-    sample = weight
-    if measured:
-        check_table(weight)
-        if rows > _SAMPLE:
-            picked = torch.randperm(rows, generator=torch.Generator().manual_seed(0))[:_SAMPLE]
-            sample = weight[picked.to(weight.device)]
-    found = [Option(Dense(), rows * cols * weight.element_size(), 1.0, 0.0 if measured else None)]
+def _bound(table: Tensor, reserved: int, formats: Sequence[Format]) -> list[tuple[Option, Structure]]:
+    """The formats that a table can have, with what it takes then."""
+    rows, cols = table.shape
+    budget = Budget(rows, cols, table.dtype, reserved)
+    found = []
     for format in formats:
-        try:
-            structure = format.bind(whole)
-        except OutOfReachError:
-            continue
-        error = fit_table(sample, format.sized_as(structure)).error if measured else None
-        found.append(Option(format, structure.bytes(weight.dtype), whole.ratio(structure), error))
-    return tuple(found)
+        with suppress(OutOfReachError):
+            structure = format.bind(budget)
+            size = structure.bytes(table.dtype) + reserved
+            found.append((Option(format, size, budget.ratio(structure), None), structure))
+    return found
+
+
+def _measured(table: Tensor, bound: Sequence[tuple[Option, Structure]]) -> Iterator[Option]:
+    """The same with their errors, on a sample of a large table."""
+    check_table(table)
+    sample = table
+    if table.shape[0] > _SAMPLE:
+        picked = torch.randperm(table.shape[0], generator=torch.Generator().manual_seed(0))[:_SAMPLE]
+        sample = table[picked.to(table.device)]
+    for option, structure in bound:
+        yield replace(option, error=fit_table(sample, option.format.sized_as(structure)).error)
 
 
 def _chosen(options: Mapping[str, tuple[Option, ...]], allowed: float) -> dict[str, Option]:

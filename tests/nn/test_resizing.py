@@ -15,6 +15,7 @@ FORMATS = [
     tb.ProductQuantized(parts=4),
     tb.ProductQuantized(parts=4, rotate=True),
     tb.HotRows(),
+    tb.StraightThrough(bits=4, group=4),
     tb.Dense(),
 ]
 TABLE = torch.randn(300, 8, generator=torch.Generator().manual_seed(0)) + 1

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tensorbed as tb
-from tensorbed.decompose.clusters import k_means
+from tensorbed.decompose.clusters import _nearest, k_means
 from tensorbed.structures.formats import Budget
 from tensorbed.structures.quantized_rows import packed, unpacked
 
@@ -118,6 +118,23 @@ def test_k_means_finds_separate_clusters_and_fills_empty_ones():
     same = torch.ones(10, 2)
     codes, found = k_means(same, 4, sweeps=5)
     assert torch.equal(found[codes], same)
+
+
+@pytest.mark.parametrize("dims", [1, 2, 5])
+def test_nearest_centres(dims):
+    points, centres = table(5000, dims), table(100, dims).flip(0)
+    distance = torch.cdist(points.double(), centres.double())
+    found = distance.gather(1, _nearest(points, centres)[:, None])[:, 0]
+    least = distance.min(1).values
+    # Squares differ by no more than what the bits that name a centre are worth.
+    assert float((found.square() - least.square()).max()) < 2**-15 * float(points.square().sum(1).max() + 1)
+
+
+def test_weights_pull_centres():
+    points = torch.cat([torch.zeros(50, 2), torch.ones(50, 2)])
+    weight = torch.cat([torch.full((50,), 3.0), torch.ones(50)])
+    _, centres = k_means(points, 1, sweeps=5, weight=weight)
+    assert torch.allclose(centres, torch.full((1, 2), 0.25))
 
 
 def test_codebooks_train():

@@ -21,7 +21,7 @@ from tensorbed.dispatch import differentiable_once
 if TYPE_CHECKING:
     from tensorbed import _native
 
-_TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
+TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
 _MOST = 2**31 - 1  # indices of a batch, digits of a factor
 _CPU = torch.device("cpu")  # said of every tensor made here: the kernels write to it, whatever the default device
 
@@ -50,7 +50,7 @@ class Table(NamedTuple):
 
 def knows(dtype: torch.dtype) -> bool:
     """Whether the kernels are there and compute with numbers stored so."""
-    return native.available and dtype in _TYPES
+    return native.available and dtype in TYPES
 
 
 def takes(cores: Cores, index: Tensor) -> bool:
@@ -59,14 +59,15 @@ def takes(cores: Cores, index: Tensor) -> bool:
     return (
         native.available
         and 0 < index.numel() <= _MOST
-        and (dtype in _TYPES or dtype == torch.float16)
+        and (dtype in TYPES or dtype == torch.float16)
         and index.is_cpu
         and index.dtype == torch.int64
-        and all(_is_ready(core, dtype) for core in cores)
+        and all(is_ready(core, dtype) for core in cores)
     )
 
 
-def _is_ready(core: Tensor, dtype: torch.dtype) -> bool:
+def is_ready(core: Tensor, dtype: torch.dtype) -> bool:
+    """Whether the kernels can read this tensor where its address says."""
     # A subclass, of a sharded tensor for instance, or a negated view does not hold its numbers where its address says.
     plain = type(core) in (Tensor, torch.nn.Parameter) and not core.is_neg()
     return plain and core.is_cpu and core.dtype == dtype and core.shape[0] <= _MOST
@@ -128,13 +129,13 @@ class Planned:
             request, kept = _asked(table, known.handle)
             asked.append(request)
             self.held.append(kept)
-        self.batch = native.module.Batch(_TYPES[self.dtype], asked, torch.get_num_threads())
+        self.batch = native.module.Batch(TYPES[self.dtype], asked, torch.get_num_threads())
 
     def _addresses(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
         """The cores, contiguous, and where they are. They may have changed since they were planned with."""
         cores = [core.contiguous() for core in tensors[: self.cores]]
         for core, shape in zip(cores, self.shapes, strict=True):
-            if core.shape != shape or not _is_ready(core, self.dtype):
+            if core.shape != shape or not is_ready(core, self.dtype):
                 raise RuntimeError(
                     f"a core is now {str(core.dtype)[6:]} of shape {tuple(core.shape)} on {core.device}; forward had "
                     f"{str(self.dtype)[6:]} of shape {tuple(shape)} on the CPU. Convert layers before forward."
@@ -165,7 +166,7 @@ class Planned:
         cores, addresses = self._addresses(tensors)
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         grad = grad.resolve_neg().contiguous()
-        if grad.shape != (self.rows, sum(self.cols)) or not _is_ready(grad, self.dtype):
+        if grad.shape != (self.rows, sum(self.cols)) or not is_ready(grad, self.dtype):
             raise ValueError(
                 f"the gradient is {grad.dtype} of shape {tuple(grad.shape)}; the output was {self.dtype} of shape "
                 f"{(self.rows, sum(self.cols))}."
@@ -229,7 +230,7 @@ def _check_memory(tables: Sequence[Table]) -> None:
     dtype = tables[0].cores[0].dtype
     for table in tables:
         for tensor in (*table.cores, table.weights, table.padding_row):
-            if tensor is not None and not _is_ready(tensor, dtype):
+            if tensor is not None and not is_ready(tensor, dtype):
                 found = f"{type(tensor).__name__} of {str(tensor.dtype)[6:]} on {tensor.device}"
                 found += ", a negated view" * tensor.is_neg()
                 raise ValueError(
@@ -239,7 +240,7 @@ def _check_memory(tables: Sequence[Table]) -> None:
         for tensor in (table.ids, table.bounds):
             if tensor is not None and not (tensor.is_cpu and tensor.dtype == torch.int64):
                 raise ValueError(f"ids and offsets must be int64 on the CPU, got {tensor.dtype} on {tensor.device}.")
-    if dtype not in _TYPES:
+    if dtype not in TYPES:
         raise ValueError(f"the kernels compute in float32, float64 and bfloat16, not in {str(dtype)[6:]}.")
 
 

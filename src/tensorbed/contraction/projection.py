@@ -32,6 +32,7 @@ class Way:
         spared: multiply-adds of one vector that backward does again when those were not kept.
         step: blocks begin at multiples of it.
         open: the projection for tensors in the structure's order, and the dtype to compute in.
+        trains: whether it has gradients; without, it is for scores alone.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Way:
     spared: int
     step: int
     open: Callable[[Sequence[Tensor], torch.dtype], Projection]
+    trains: bool = True
 
 
 @dataclass
@@ -179,6 +181,21 @@ def rows_by_autograd(
             total += one
 
     return RowBlocks(make, backward if trained else None, lambda: each_of(leaves, sums))
+
+
+def rows_of_table(table: Tensor, dtype: torch.dtype, read: Callable[[Tensor], Tensor] | None = None) -> RowBlocks:
+    """Rows are slices of a table, or what is read of them, and the gradients of both are the table's own slices."""
+    total = torch.zeros(table.shape, dtype=dtype, device=table.device) if table.requires_grad else None
+
+    def rows(start: int, stop: int) -> Tensor:
+        part = table.detach()[start:stop]
+        return (part if read is None else read(part)).to(dtype)
+
+    def backward(start: int, stop: int, made: Tensor, grad: Tensor) -> None:
+        assert total is not None
+        total[start:stop] += grad
+
+    return RowBlocks(rows, None if total is None else backward, lambda: [total])
 
 
 def leaves_of(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:

@@ -18,6 +18,7 @@ class LookupTables(Projection):
     Args:
         tables: the structure's tensors and vectors ``(cols, n)`` to ``(entries, n)``, differentiable.
         places: ``(start, stop) -> (stop - start, parts)`` int64, which entries a row has.
+        sums: takes ``(start, stop)``, the tables and where to write the scores, and returns whether it could.
     """
 
     def __init__(
@@ -26,10 +27,11 @@ class LookupTables(Projection):
         dtype: torch.dtype,
         tables: Callable[[Sequence[Tensor], Tensor], Tensor],
         places: Callable[[int, int], Tensor],
+        sums: Callable[[int, int, Tensor, Tensor], bool],
     ) -> None:
         super().__init__(any(tensor.requires_grad for tensor in tensors))
         self.leaves = leaves_of(tensors, dtype)
-        self.tables, self.places = tables, places
+        self.tables, self.places, self.summed = tables, places, sums
         self.trained = [leaf for leaf in self.leaves if leaf.requires_grad]
         self.sums = [torch.zeros_like(leaf) for leaf in self.trained]
 
@@ -58,7 +60,7 @@ class LookupTables(Projection):
         vectors.made_grad = None
 
     def part(self, start: int, stop: int) -> Part:
-        return _Entries(self, self.places(start, stop))
+        return _Entries(self, start, stop)
 
     def gradients(self) -> list[Tensor | None]:
         return each_of(self.leaves, self.sums)
@@ -74,12 +76,17 @@ class _Tabled(Vectors):
 
 
 class _Entries(Part):
-    def __init__(self, owner: LookupTables, places: Tensor) -> None:
-        self.owner, self.places = owner, places
+    def __init__(self, owner: LookupTables, start: int, stop: int) -> None:
+        self.owner, self.at = owner, (start, stop)
+
+    @property
+    def places(self) -> Tensor:
+        return self.owner.places(*self.at)
 
     def scores(self, vectors: Vectors, out: Tensor, tape: Tape) -> None:
         assert isinstance(vectors, _Tabled)
-        out.copy_(F.embedding_bag(self.places, vectors.made, mode="sum"))
+        if not self.owner.summed(*self.at, vectors.made, out):
+            out.copy_(F.embedding_bag(self.places, vectors.made, mode="sum"))
 
     def backward(self, vectors: Vectors, grad: Tensor, tape: Tape) -> None:
         assert isinstance(vectors, _Tabled)

@@ -30,7 +30,7 @@ def k_means(
         centres = _lloyd(points[some], centres, sweeps // 2, None if weight is None else weight[some])
         sweeps -= sweeps // 2
     centres = _lloyd(points, centres, sweeps, weight)
-    return _nearest(points, centres, exact=True), centres
+    return _nearest(points, centres), centres
 
 
 def _lloyd(points: Tensor, centres: Tensor, sweeps: int, weight: Tensor | None) -> Tensor:
@@ -65,12 +65,15 @@ def _far_apart(some: Tensor, count: int, generator: torch.Generator) -> Tensor: 
     return centres
 
 
-def _nearest(points: Tensor, centres: Tensor, *, exact: bool = False) -> Tensor:  # -> (n,)
-    """The nearest centre of each point; unless ``exact``, one that is as near to some five digits.
+def _nearest(points: Tensor, centres: Tensor) -> Tensor:  # -> (n,)
+    """The nearest centre of each point, or one that is as near to some five digits.
 
     Least values are found many times faster than their places, so the lowest bits of each distance name its centre.
     """
     count = centres.shape[0]
+    if centres.shape[1] == 1:  # the centres in order, and halfway between them where one gives way to the next
+        line, order = centres[:, 0].sort()
+        return order[torch.bucketize(points[:, 0].contiguous(), (line[1:] + line[:-1]) / 2)]
     names = torch.arange(count, dtype=torch.int32, device=points.device)
     mask = (1 << (count - 1).bit_length()) - 1
     half, turned = centres.square().sum(1) / 2, centres.T.contiguous()
@@ -80,9 +83,6 @@ def _nearest(points: Tensor, centres: Tensor, *, exact: bool = False) -> Tensor:
         block = points[start : start + height]
         # |x - c|^2 / 2 without |x|^2, which is the same for every centre.
         distance = torch.addmm(half, block, turned, alpha=-1)
-        if exact:
-            places[start : start + height] = distance.min(1).indices
-        else:
-            distance.view(torch.int32).bitwise_and_(~mask).bitwise_or_(names)
-            places[start : start + height] = distance.amin(1).view(torch.int32) & mask
+        distance.view(torch.int32).bitwise_and_(~mask).bitwise_or_(names)
+        places[start : start + height] = distance.amin(1).view(torch.int32) & mask
     return places

@@ -213,6 +213,13 @@ class Head(StructuredTable):
         held = self._tied[0] if self._tied else self
         return {s.name: getattr(self if s.trainable else held, s.name) for s in self.structure.tensors()}
 
+    def packed(self) -> Self:
+        if self._tied:
+            raise ValueError(
+                "a tied head has its embedding's table: pack that and tie again, tb.Head.tied_to(embedding.packed())."
+            )
+        return super().packed()
+
     def _constant_row(self) -> Tensor | None:
         return self._tied[0].padding_row if self._tied else self.padding_row
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self, TypedDict, Unpack
 from weakref import WeakSet
@@ -145,6 +146,24 @@ class StructuredTable(nn.Module):
         layer.fit_error = found.error
         layer.requires_grad_(not freeze)
         return layer
+
+    @torch.no_grad()
+    def packed(self) -> Self:
+        """The layer that is stored when training is over: frozen, smaller, and every output the same to the bit."""
+        found = self.structure.packed(self.params())
+        if found is None:
+            raise ValueError(f"a {self.structure.kind} is trained as it is stored: there is nothing to pack.")
+        structure, tensors = found
+        # A copy in all but the tensors, which would be thrown away.
+        layer = copy.deepcopy(self, {id(tensor): tensor for tensor in self.params().values()})
+        for spec in self.structure.tensors():
+            delattr(layer, spec.name)
+        row, layer.structure = layer.padding_row, structure
+        layer._make_tensors(next(iter(tensors.values())).device, self._dtype)
+        layer.padding_row, layer.fit_error = row, None
+        for name, tensor in tensors.items():
+            getattr(layer, name).copy_(tensor)
+        return layer.requires_grad_(False)
 
     def params(self) -> dict[str, Tensor]:
         """The structure's tensors by name."""

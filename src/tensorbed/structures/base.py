@@ -56,6 +56,8 @@ class Structure(ABC):
     can_differentiate: ClassVar[bool] = True
     fused_loss: ClassVar[str | None] = None  # who computes :meth:`cross_entropy`
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
+    kernels_share: ClassVar[bool] = True  # whether compiled kernels make a row once however often it is asked for
+    straight_through: ClassVar[bool] = False  # whether gradients pass a rounding as if it were none
 
     rows: int
     cols: int
@@ -112,7 +114,7 @@ class Structure(ABC):
         unique = torch.unique(index).shape[0]
         compiled = impl in ("auto", "native") and "native" in self.impls and index.is_cpu and n > 0
         path = "native" if compiled else "whole_table" if impl == "whole_table" else "reference"
-        computed = {"native": unique, "whole_table": self.rows, "reference": n}[path]
+        computed = {"native": unique if self.kernels_share else n, "whole_table": self.rows, "reference": n}[path]
         return Explanation(
             kind=self.kind,
             description=self.summary,
@@ -193,6 +195,10 @@ class Structure(ABC):
             index = torch.arange(start, min(start + step, self.rows), device=total.device)
             total += self.lookup(p, index, "auto").sum(0, dtype=torch.float64)
         return total / self.rows
+
+    def packed(self, p: Params) -> tuple[Structure, Params] | None:
+        """What is stored once training is over, of equal rows; ``None`` where that is the structure itself."""
+        return None
 
     def cores(self, p: Params) -> tuple[Tensor, ...]:
         """Chains only: the cores as views in the paper's layout ``(R_{k-1}, I_k, J_k, R_k)``."""

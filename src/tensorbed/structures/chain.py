@@ -250,9 +250,9 @@ class ChainFormat(RankedFormat):
             assert isinstance(aim, ChainMatrix)
             ranks = aim.ranks
         # In float64 where that is cheap.
-        folded = Folded(table, row_factors, col_factors, torch.float64 if table.numel() <= 2**22 else table.dtype)
-        rounds = _rounds(folded, budget) if ranks is not None else 0
+        folded = Folded(table, row_factors, col_factors, torch.float64 if table.numel() <= _CHEAP else table.dtype)
         found = self.decompose(folded.tensor, ranks, bound, None)
+        rounds = _rounds(folded, budget, sum(core.numel() for core in found)) if ranks is not None else 0
         for _ in track(range(rounds), f"fitting {self.name}, filling the padding"):
             if _fill(folded, self._stored(found, budget)):
                 break
@@ -275,10 +275,15 @@ _SETTLED = 1e-9  # a filling that moved by less, against the table, is final
 _IDLE = 1e-2  # and so is one that moved by less than this fraction of what the fit misses anyway
 
 
-def _rounds(folded: Folded, budget: Budget) -> int:
-    """How often a fit may be repeated for the padding's sake: not at all for tables whose fit takes long."""
+_CHEAP = 2**22  # numbers of a table that is fitted in float64
+
+
+def _rounds(folded: Folded, budget: Budget, stored: int) -> int:
+    """How often a fit may be repeated for the padding's sake: not at all where that takes long, or much memory."""
     numbers = folded.tensor.numel()
-    return min(400, 2**26 // numbers) if budget.rows * budget.cols < numbers <= 2**24 else 0
+    padded = numbers > budget.rows * budget.cols
+    light = numbers <= _CHEAP or (numbers <= 2**24 and 4 * stored <= numbers)
+    return min(400, 2**26 // numbers) if padded and light else 0
 
 
 def _fill(folded: Folded, fit: Fit) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -10,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tensorbed.contraction.projection import RowBlocks, Way
+from tensorbed.contraction.projection import Way, rows_of_table
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format
 from tensorbed.structures.registry import register
@@ -51,7 +50,8 @@ class DenseMatrix(Structure):
         return x @ p["table"][start:stop].T
 
     def ways(self) -> list[Way]:
-        return [replace(self.way_by_rows(0), making_numbers=0, by_block=False, open=_blocks)]
+        way = replace(self.way_by_rows(0), making_numbers=0, by_block=False)
+        return [replace(way, open=lambda tensors, dtype: rows_of_table(tensors[0], dtype))]
 
     def cross_entropy(self, p: Params, x: Tensor, target: Tensor, chunk: int, **options: Any) -> Tensor | None:
         """PyTorch's own fused loss, ``chunk`` vectors at a time: as it comes it is many times slower on a CPU."""
@@ -67,22 +67,6 @@ class DenseMatrix(Structure):
 
     def describe(self) -> str:
         return "dense"
-
-
-def _blocks(tensors: Sequence[Tensor], dtype: torch.dtype) -> RowBlocks:
-    """Rows are slices of the table, and so are their gradients."""
-    (table,) = tensors
-    wanted = table.requires_grad
-    total = torch.zeros(table.shape, dtype=dtype, device=table.device) if wanted else None
-
-    def backward(start: int, stop: int, rows: Tensor, grad: Tensor) -> None:
-        assert total is not None
-        total[start:stop] += grad
-
-    def rows(start: int, stop: int) -> Tensor:
-        return table.detach()[start:stop].to(dtype)
-
-    return RowBlocks(rows, backward if wanted else None, lambda: [total])
 
 
 @dataclass(frozen=True)

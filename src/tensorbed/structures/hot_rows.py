@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -31,22 +31,24 @@ class HotRowsMatrix(Structure):
     hot_text: str  # the two structures as text, so that this one has one too
     rest_text: str
 
-    @property
-    def hot(self) -> Structure:
-        return read(self.hot_text)
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Now, because graphs cannot read text.
+        object.__setattr__(self, "hot", read(self.hot_text))
+        object.__setattr__(self, "rest", read(self.rest_text))
 
-    @property
-    def rest(self) -> Structure:
-        return read(self.rest_text)
+    if TYPE_CHECKING:
+        hot: ClassVar[Structure]
+        rest: ClassVar[Structure]
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         places = TensorSpec("places", (self.hot.rows,), torch.int64, trainable=False)
-        hot = (replace(spec, name=f"hot_{spec.name}") for spec in self.hot.tensors())
-        rest = (replace(spec, name=f"rest_{spec.name}") for spec in self.rest.tensors())
-        return places, *hot, *rest
+        named = [(f"hot_{spec.name}", spec) for spec in self.hot.tensors()]
+        named += [(f"rest_{spec.name}", spec) for spec in self.rest.tensors()]
+        return places, *(TensorSpec(name, spec.shape, spec.dtype, spec.trainable) for name, spec in named)
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
-        before = torch.searchsorted(p["places"], index)  # hot rows that stand before each
+        before = _before(p["places"], index.contiguous())
         place = before.clamp_max(self.hot.rows - 1)
         is_hot = p["places"].index_select(0, place) == index
         hot = self.hot.take(_named(p, "hot_"), place)
@@ -77,6 +79,13 @@ class HotRowsMatrix(Structure):
         return f"{hot.rows} rows {hot.kind} {hot.describe()}, the rest {rest.kind} {rest.describe()}"
 
 
+def _before(places: Tensor, index: Tensor) -> Tensor:  # (k,), (n,) -> (n,)
+    """How many hot rows stand before each row; exported graphs compare them all, ONNX has no search."""
+    if torch.compiler.is_exporting():
+        return (places < index[:, None]).sum(1)
+    return torch.searchsorted(places, index)
+
+
 def _named(p: Params, prefix: str) -> Params:
     return {name.removeprefix(prefix): tensor for name, tensor in p.items() if name.startswith(prefix)}
 
@@ -87,7 +96,7 @@ def _prefixed(prefix: str, p: Params) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, kw_only=True)
 class HotRows(Format):
-    """``tb.HotRows()``: a sixteenth of the rows in 8 bits and the others in 4, for a trained table.
+    """``tb.HotRows()``: six rows of a hundred in 8 bits and the others in 4, for a trained table.
 
     Hot are the rows most often looked up, where a fit is told the use of a table; else the first, since vocabularies
     are mostly ordered by frequency.
@@ -97,7 +106,7 @@ class HotRows(Format):
         hot, rest: the formats of the two kinds of rows.
     """
 
-    share: float = 1 / 16
+    share: float = 0.06
     hot: Format = field(default_factory=lambda: QuantizedRows(bits=8))
     rest: Format = field(default_factory=lambda: QuantizedRows(bits=4))
 

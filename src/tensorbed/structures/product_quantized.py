@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor
 
 from tensorbed.checks import require_number, require_positive
-from tensorbed.contraction.projection import Way
+from tensorbed.contraction import coded, compiled
+from tensorbed.contraction.projection import Way, leaves_of
 from tensorbed.contraction.tables import LookupTables
 from tensorbed.decompose.clusters import k_means
 from tensorbed.decompose.feedback import feedback
@@ -20,7 +22,8 @@ from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, U
 from tensorbed.structures.registry import register
 
 _WORDS = 256  # entries of a codebook: what a byte can name
-_GATHER = 32  # multiply-adds that adding one entry is worth
+_GATHER = 32  # multiply-adds that adding one entry is worth ...
+_COMPILED_GATHER = 4  # ... and by the compiled kernels
 _ROUNDS = 4  # of rotation and k-means
 
 
@@ -41,6 +44,7 @@ class ProductQuantizedMatrix(Structure):
 
     can_initialise = False
     fits_exactly = False
+    kernels_share = False
 
     parts: int
     rotated: bool = False
@@ -68,6 +72,20 @@ class ProductQuantizedMatrix(Structure):
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         return self._made(p, p["codes"].index_select(0, index))
+
+    def lookup(self, p: Params, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
+        made = coded.rows(lambda: self.as_codes(p), index, impl)
+        if made is None:
+            return super().lookup(p, index, impl)
+        return made @ p["rotation"] if self.rotated else made
+
+    def as_codes(self, p: Params) -> coded.Product:
+        """The same before the rotation, for the compiled kernels."""
+        return coded.Product(self.cols, p["codes"], p["codebooks"])
+
+    @property
+    def impls(self) -> tuple[str, ...]:
+        return ("auto", "reference", "whole_table", *compiled.IMPLS)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return self._made(p, p["codes"])
@@ -116,7 +134,19 @@ class ProductQuantizedMatrix(Structure):
             kept=self.parts * self.words,
             open=self._open_tables,
         )
-        return [self.way_by_rows(making), tables]
+        rows = self.way_by_rows(making)
+        return [rows, tables, *coded.ways(rows, self._open_codes), *self._summed(tables)]
+
+    def _summed(self, tables: Way) -> list[Way]:
+        """The same for scores alone, whose sums the compiled kernels make."""
+        adds = self.rows * self.parts * _COMPILED_GATHER + self.words * self.row_multiply_adds
+        return [replace(tables, name="compiled tables", multiply_adds=adds, trains=False)] if compiled.IMPLS else []
+
+    def _open_codes(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> coded.CodedProducts:
+        p = self.named(leaves_of(tensors, dtype))
+        return coded.CodedProducts(
+            self.as_codes(p).part, lambda a, b: self._made(p, p["codes"][a:b]), p.get("rotation")
+        )
 
     def _open_tables(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> LookupTables:
         begin = torch.arange(self.parts, device=tensors[0].device) * self.words
@@ -126,7 +156,11 @@ class ProductQuantizedMatrix(Structure):
             turned = p["rotation"] @ x if self.rotated else x
             return torch.bmm(p["codebooks"], turned.view(self.parts, -1, x.shape[1])).flatten(0, 1)
 
-        return LookupTables(tensors, dtype, tables, lambda start, stop: tensors[0][start:stop].long() + begin)
+        def places(start: int, stop: int) -> Tensor:
+            return tensors[0][start:stop].long() + begin
+
+        p = self.named(leaves_of(tensors, dtype))
+        return LookupTables(tensors, dtype, tables, places, partial(coded.sums, self.as_codes(p)))
 
     def describe(self) -> str:
         return f"parts={self.parts} of {self.cols // self.parts}{', rotated' if self.rotated else ''}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from tensorbed.checks import require_int, require_positive
+from tensorbed.contraction import coded, compiled
+from tensorbed.contraction.projection import Way, leaves_of
 from tensorbed.decompose.feedback import feedback
 from tensorbed.progress import track
 from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
@@ -16,7 +19,7 @@ from tensorbed.structures.formats import Budget, Fit, Format, Use
 from tensorbed.structures.registry import register
 
 _BLOCK = 2**18  # numbers of the table quantised at once, which stay in the cache
-_STEPS = 128  # of a group's scale, of either sign; the largest is 127
+STEPS = 128  # of a group's scale, of either sign; the largest is 127
 # Shares of the largest number that the largest code may stand for.
 _CLIPS = (1.0, 0.97, 0.94, 0.9, 0.86, 0.82, 0.78, 0.74)
 _STRIP = 32  # columns without a step of their own that are rounded between two products with the errors before them
@@ -38,6 +41,7 @@ class QuantizedRowsMatrix(Structure):
 
     can_initialise = False
     fits_exactly = False
+    kernels_share = False
 
     bits: int
     group: int  # cols where there are none
@@ -68,24 +72,52 @@ class QuantizedRowsMatrix(Structure):
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         steps = p["steps"].index_select(0, index) if "steps" in p else None
-        return self._made(p["codes"].index_select(0, index), steps, p["scale"].index_select(0, index))
+        return self.made(self._numbers(p["codes"].index_select(0, index)), steps, p["scale"].index_select(0, index))
 
-    def full(self, p: Params) -> Tensor:  # -> (rows, cols)
-        return self._made(p["codes"], p.get("steps"), p["scale"])
+    def lookup(self, p: Params, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
+        made = coded.rows(lambda: self.as_codes(p), index, impl)
+        return super().lookup(p, index, impl) if made is None else made
 
-    def _made(self, codes: Tensor, steps: Tensor | None, scale: Tensor) -> Tensor:  # -> (n, cols)
-        numbers = (codes if self.bits == 8 else unpacked(codes, self.cols)).to(scale.dtype) / self._reach
-        if steps is not None:
-            widths = steps.to(scale.dtype).repeat_interleave(self.group, 1)[:, : self.cols] / _STEPS
-            numbers = numbers * widths
-        return numbers * scale
+    def as_codes(self, p: Params) -> coded.Quantized:
+        """The same for the compiled kernels."""
+        return coded.Quantized(self.cols, p["codes"], p["scale"], p.get("steps"), self.group, self.bits)
 
     def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
         new = _fitted(self, self.mean_row(p), None)
         return replace(self, rows=rows), {name: with_rows(tensor, rows, new[name]) for name, tensor in p.items()}
 
     @property
-    def _reach(self) -> int:
+    def impls(self) -> tuple[str, ...]:
+        return ("auto", "reference", "whole_table", *compiled.IMPLS)
+
+    def ways(self) -> list[Way]:
+        rows = self.way_by_rows(self.rows * self.row_multiply_adds)
+        return [rows, *coded.ways(rows, self._open_codes)]
+
+    def _open_codes(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> coded.CodedProducts:
+        p = self.named(leaves_of(tensors, dtype))
+        return coded.CodedProducts(self.as_codes(p).part, lambda a, b: self.full({n: t[a:b] for n, t in p.items()}))
+
+    def full(self, p: Params) -> Tensor:  # -> (rows, cols)
+        return self.made(self._numbers(p["codes"]), p.get("steps"), p["scale"])
+
+    def _numbers(self, codes: Tensor) -> Tensor:  # -> (n, cols)
+        return codes if self.bits == 8 else unpacked(codes, self.cols)
+
+    def made(self, numbers: Tensor, steps: Tensor | None, scale: Tensor) -> Tensor:  # (n, cols) -> (n, cols)
+        """Rows from codes as numbers. Half precision is computed in single and rounded once."""
+        wide = torch.promote_types(scale.dtype, torch.float32)
+        shares = numbers.to(wide) / self.reach
+        if steps is not None:
+            shares = shares * (self.spread(steps.to(wide)) / STEPS)
+        return (shares * scale.to(wide)).to(scale.dtype)
+
+    def spread(self, steps: Tensor) -> Tensor:  # (n, groups) -> (n, cols)
+        """For each column what its group has."""
+        return steps.repeat_interleave(self.group, 1)[:, : self.cols]
+
+    @property
+    def reach(self) -> int:
         """The largest code, so that a scale is as large as the row's numbers and half precision holds it."""
         return 128 if self.bits == 8 else 8
 
@@ -107,8 +139,8 @@ def packed(codes: Tensor) -> Tensor:  # (n, cols) in [-8, 7] -> (n, ceil(cols / 
 
 def unpacked(codes: Tensor, cols: int) -> Tensor:  # -> (n, cols) int8
     """The inverse of :func:`packed`."""
-    both = torch.stack([codes & 15, codes >> 4], 2).flatten(1)[:, :cols]
-    return both.to(torch.int8) - 8
+    # Signed before they are put together: ONNX takes the shifted ones to be of another type than the masked.
+    return torch.stack([(codes & 15).to(torch.int8), (codes >> 4).to(torch.int8)], 2).flatten(1)[:, :cols] - 8
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -169,7 +201,7 @@ def _fitted(structure: QuantizedRowsMatrix, rows: Tensor, feed: Tensor | None) -
     step = _best_step(padded, low, high)  # (n, groups)
     scale, whole = step, torch.ones_like(step)
     if group < cols:
-        scale = step.abs().amax(1, keepdim=True) / (_STEPS - 1)
+        scale = step.abs().amax(1, keepdim=True) / (STEPS - 1)
         whole = _whole_steps(step, scale)
     if feed is None:
         codes = _coded(padded, whole * scale, low, high).view(n, -1)[:, :cols]
@@ -177,13 +209,13 @@ def _fitted(structure: QuantizedRowsMatrix, rows: Tensor, feed: Tensor | None) -
         codes, whole = _fed(rows, feed, scale, whole, group, (low, high))
     found = {"codes": codes.to(torch.int8) if structure.bits == 8 else packed(codes)}
     if group >= cols:
-        return {**found, "scale": scale.double() * structure._reach}
-    return {**found, "steps": whole.to(torch.int8), "scale": scale.double() * structure._reach * _STEPS}
+        return {**found, "scale": scale.double() * structure.reach}
+    return {**found, "steps": whole.to(torch.int8), "scale": scale.double() * structure.reach * STEPS}
 
 
 def _whole_steps(step: Tensor, scale: Tensor) -> Tensor:
     """In units of the scale; a group that is small beside others keeps the smallest step rather than none."""
-    whole = torch.where(scale > 0, (step / scale.where(scale > 0, 1)).round().clamp(1 - _STEPS, _STEPS - 1), 0)
+    whole = torch.where(scale > 0, (step / scale.where(scale > 0, 1)).round().clamp(1 - STEPS, STEPS - 1), 0)
     return torch.where((whole == 0) & (step != 0), step.sign(), whole)
 
 

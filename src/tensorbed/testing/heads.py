@@ -14,6 +14,7 @@ import tensorbed as tb
 from tensorbed.nn import Head
 from tensorbed.structures import Format, Structure
 from tensorbed.structures.formats import Budget
+from tensorbed.testing.laws import needs_true_gradient
 from tensorbed.testing.layers import _leaves
 from tensorbed.testing.samples import (
     Conformance,
@@ -143,8 +144,7 @@ class HeadLaws(Conformance):
         return found
 
     def test_gradcheck_of_the_loss(self, sample: Sample, draw: Draw) -> None:
-        if not draw.differentiable:
-            pytest.skip(f"{draw.structure.kind} declares that it has no gradient")
+        needs_true_gradient(draw)
         head = make_head(sample)
         h, target = vectors(draw, 4)
         names = [name for name, _ in head.named_parameters()]

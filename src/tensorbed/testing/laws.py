@@ -12,12 +12,19 @@ from torch import Tensor
 from tensorbed.fitting import fit_table
 from tensorbed.functional import lookup, project
 from tensorbed.structures.formats import RankedFormat
-from tensorbed.testing.samples import Conformance, Draw, Sample, assert_all_near, assert_near, on, ranked
+from tensorbed.testing.samples import Conformance, Draw, Sample, assert_all_near, assert_near, on, ranked, rounded
 
 
 def _needs_gradient(draw: Draw) -> None:
     if not draw.differentiable:
         pytest.skip(f"{draw.structure.kind} declares that it has no gradient")
+
+
+def needs_true_gradient(draw: Draw) -> None:
+    """For comparisons with differences of values, which a rounding makes into steps."""
+    _needs_gradient(draw)
+    if draw.structure.straight_through:
+        pytest.skip(f"{draw.structure.kind} declares that its gradients pass a rounding")
 
 
 class StructureLaws(Conformance):
@@ -54,12 +61,12 @@ class StructureLaws(Conformance):
             assert_all_near(made, expected)
 
     def test_gradcheck(self, sample: Sample, impl: str, draw: Draw) -> None:
-        _needs_gradient(draw)
+        needs_true_gradient(draw)
         index = draw.index(5)
         assert torch.autograd.gradcheck(self._rows(draw, index, impl), self._leaves(draw), fast_mode=True)
 
     def test_reference_is_twice_differentiable(self, sample: Sample, draw: Draw) -> None:
-        _needs_gradient(draw)
+        needs_true_gradient(draw)
         rows = self._rows(draw, draw.index(4), "reference")
         assert torch.autograd.gradgradcheck(rows, self._leaves(draw), fast_mode=True)
 
@@ -122,6 +129,20 @@ class StructureLaws(Conformance):
         found = fit_table(table, sample.format)
         assert found.structure.kind == draw.structure.kind
         assert found.error <= 1e-6
+
+    @on(rounded)
+    def test_packed_rows_are_the_same_to_the_bit(self, sample: Sample, draw: Draw) -> None:
+        for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+            p = draw.params(dtype, grad=False)
+            found = draw.structure.packed(p)
+            assert found is not None
+            structure, tensors = found
+            assert structure.packed(tensors) is None
+            assert structure.bytes(dtype) < draw.structure.bytes(dtype)
+            for index in (torch.arange(sample.rows), draw.index(1), draw.index(40)):
+                for impl in structure.impls:
+                    rows = lookup(structure, tensors, index, impl=impl)
+                    assert torch.equal(rows, lookup(draw.structure, p, index))
 
     def test_the_error_reported_is_the_error_made(self, sample: Sample, draw: Draw) -> None:
         table = draw.normal(sample.rows, sample.cols)

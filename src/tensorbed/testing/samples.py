@@ -89,6 +89,11 @@ def ranked(samples: Sequence[Sample]) -> list[Sample]:
     return [s for s in samples if isinstance(s.format, RankedFormat)]
 
 
+def rounded(samples: Sequence[Sample]) -> list[Sample]:
+    """Those trained as floats and read as codes."""
+    return [s for s in samples if s.structure.straight_through]
+
+
 class Draw:
     """Random tensors for a sample, the same at every run; the table has entries of size 1."""
 

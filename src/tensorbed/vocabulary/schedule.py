@@ -128,6 +128,7 @@ def considered(task: Task) -> Iterator[Schedule]:
     for way in task.structure.ways():
         if not task.trains:
             yield _tiled(task, way, ONCE)
+        if not task.trains or not way.trains:
             continue
         yield _tiled(task, way, TWICE)
         if task.at_once:

@@ -96,13 +96,7 @@ def compress_folder(
 
 
 def _planned(model: Any, ratio: float | None, budget: str | int | None, min_rows: int, skip: Sequence[str]) -> Formats:
-    found = plan(model, ratio=ratio, budget=budget, min_rows=min_rows, skip=skip)
-    if not found.fits:
-        raise ValueError(
-            f"no choice of formats is small enough: the least is {found.bytes / 1e6:,.2f} MB, asked for were "
-            f"{found.allowed / 1e6:,.2f}; ask for less, or name a format."
-        )
-    return found
+    return plan(model, ratio=ratio, budget=budget, min_rows=min_rows, skip=skip)
 
 
 def _written(folder: Folder, model: Any, part: Path) -> list[str]:

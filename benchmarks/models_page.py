@@ -1,0 +1,219 @@
+"""The results of ``python -m benchmarks.models`` as a page and a picture."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+Line = dict[str, Any]
+
+COLOURS = {"int8 / int4": "#e0793a", "hot rows": "#c2413b", "pq": "#12508f", "low rank": "#6cc2a4", "TT": "#8a6fc0"}
+MARKERS = {"int8 / int4": "s", "hot rows": "D", "pq": "o", "low rank": "^", "TT": "v"}
+_TICKS = (2, 4, 8, 16, 32)
+_WORST = 10.0  # times the base perplexity, beyond which nothing is drawn
+
+_HEAD = """# Compressed tables of trained models
+
+What two real models lose when their tables are compressed and nothing is trained afterwards. Made by
+
+```
+python -m benchmarks.models minilm --data DIR
+python -m benchmarks.models smollm2 --data DIR
+```
+
+`python -m benchmarks.models --help` says what DIR holds and which packages bring the models. *Ratio* is the dense table
+in float32 over all that is stored for it: codes, codebooks, steps, scales, places of hot rows. *Error* is
+`||W - fit||_F / ||W||_F`. Rows marked *calibrated* were fitted with `tb.compress_(..., calibrate=...)` on the beginning
+of WikiText-2's validation text, which nothing is measured on; all others saw no data. Calibration may raise the error:
+it lowers what counts, errors of rows that are used and in directions that hidden vectors have.
+
+*Asked* is the least ratio; a format takes the largest size that keeps it. Product quantisation has one byte for each
+1, 2, 3, ... columns and nothing between, so that ratio 4 is what stands under 7. Seconds are those of one thread of a
+busy machine, calibration included. Rows that were not measured yet are not shown; the commands go on with them.
+
+![Ratio against what is left, for each format](compression.png)
+"""
+_ABOUT = {
+    "all-MiniLM-L6-v2": """
+A sentence encoder; its word table of 30,522 x 384 is half of the model. Cosines are between the sentence embeddings
+(mean pooling, length 1) of the compressed model and the model's own, over {amount:,} English sentences of Multi30k
+(test_2016_flickr).
+""",
+    "SmolLM2-135M-Instruct": """
+A language model with one table of 49,152 x 576 at both ends, so that its errors meet every logit. The weights come from
+a GGUF file and are **quantised already**: Q4_1, the table Q8_0; here they are float32 numbers again, and ratios are
+over float32. Perplexity is over {amount:,} tokens of WikiText-2's test text, read in windows of 1,024 whose first
+token is not predicted; the text is as the data set has it, split into words, with `<unk>`, lines joined
+without the spaces at their ends. The base is {base:.2f}.
+
+That hot rows are kept at all, and how an error counts by itself beside what hidden vectors make of it, was decided
+by trying a few values on the first half of this test text: calibrated rows are a little flattered by that.
+""",
+}
+_CHOICE = """
+## What to choose
+
+* **No loss that can be measured, ratio 4**: `tb.QuantizedRows(bits=8)`.
+* **Ratio 7, a language model with tied ends**: `tb.HotRows()` with `calibrate=`; without data `tb.HotRows()` alone, as
+  vocabularies are mostly ordered by frequency.
+* **Ratio 7 and beyond, a table that is only read**: `tb.ProductQuantized(ratio=...)`.
+* **Low rank and tensor trains** are for tables that are trained in that form, from the start or afterwards: a trained
+  table is close to full rank, and they lose most of it.
+"""
+
+
+def read(path: Path) -> list[Line]:
+    """The lines that are there."""
+    if not path.exists():
+        return []
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+
+
+def write(folder: Path) -> None:
+    """``compression.md`` and ``compression.png`` beside ``compression.jsonl``."""
+    lines = read(folder / "compression.jsonl")
+    folder.mkdir(parents=True, exist_ok=True)
+    groups = {name: _latest([line for line in lines if line["model"] == name]) for name in _ABOUT}
+    groups = {name: group for name, group in groups.items() if group}
+    picture(groups).savefig(folder / "compression.png", dpi=130)
+    text = _HEAD + "".join(_section(name, group) for name, group in groups.items()) + _CHOICE
+    (folder / "compression.md").write_text(text, encoding="utf-8")
+
+
+def _latest(lines: Sequence[Line]) -> list[Line]:
+    """Of several amounts of text the largest, of a row measured twice the last; by family and ratio."""
+    most = max((_amount(line) for line in lines), default=0)
+    rows = {line["key"]: line for line in lines if _amount(line) == most}
+    families = list(COLOURS)
+    return sorted(rows.values(), key=lambda r: (families.index(r["family"]), r["asked"], r["calibrated"]))
+
+
+def _amount(line: Line) -> int:
+    amount: int = line.get("sentences") or line["tokens"]
+    return amount
+
+
+def _section(name: str, lines: Sequence[Line]) -> str:
+    measured = [line for line in lines if "ratio" in line]
+    cosines = any("mean_cosine" in line for line in measured)
+    base = measured[0].get("base_perplexity", 0.0) if measured else 0.0
+    quality = ("mean cosine", "worst") if cosines else ("perplexity", "over the base")
+    head = ("format", "asked", "ratio", "error", "table, MB", "model, MB", *quality, "seconds to fit")
+    dense = measured[0] if measured else {}
+    table: list[tuple[str, ...]] = [head, ("---",) * 2 + ("---:",) * 7]
+    if measured:
+        ends = ("1.0000", "1.0000") if cosines else (f"{base:.2f}", "")
+        sizes = (_megabytes(dense["table_bytes_before"]), _megabytes(dense["model_bytes_before"]))
+        table.append(("float32", "", "1.00", "0", *sizes, *ends, ""))
+    table += [_cells(line) for line in lines]
+    shown = "\n".join(f"| {' | '.join(row)} |" for row in table)
+    about = _ABOUT[name].format(amount=_amount(lines[0]), base=base)
+    return f"\n## {name}\n{about}\n{shown}\n\n{_reached(measured, cosines)}\n"
+
+
+def _cells(line: Line) -> tuple[str, ...]:
+    family = f"{line['family']}, calibrated" if line["calibrated"] else line["family"]
+    if "ratio" not in line:
+        return family, f"{line['asked']:g}", "-", "", "", "", "", "", f"not to be had: {line['reason']}"
+    return (
+        f"{family}: {line['structure'].split(', ', 1)[1]}",
+        f"{line['asked']:g}",
+        f"{line['ratio']:.2f}",
+        f"{line['error']:.3f}",
+        _megabytes(line["table_bytes"]),
+        _megabytes(line["model_bytes"]),
+        *_quality(line),
+        f"{line['seconds']:.0f}",
+    )
+
+
+def _quality(line: Line) -> tuple[str, str]:
+    if "mean_cosine" in line:
+        return f"{line['mean_cosine']:.4f}", f"{line['worst_cosine']:.4f}"
+    over = line["perplexity"] / line["base_perplexity"] - 1
+    return f"{line['perplexity']:,.2f}", f"{over:+.1%}" if over < 100 else f"x {over + 1:,.0f}"
+
+
+def _reached(lines: Sequence[Line], cosines: bool) -> str:
+    """The largest ratio within each bound."""
+    said = []
+    for bound in (0.995, 0.98, 0.95) if cosines else (0.01, 0.03, 0.1):
+        if cosines:
+            held, what = [r for r in lines if r["mean_cosine"] >= bound], f"mean cosine of at least {bound}"
+        else:
+            held = [r for r in lines if r["perplexity"] <= (1 + bound) * r["base_perplexity"]]
+            what = f"perplexity within {bound:.0%}"
+        if held:
+            best = max(held, key=lambda r: r["ratio"])
+            family = f"{best['family']}, calibrated" if best["calibrated"] else best["family"]
+            said.append(f"* {what}: ratio {best['ratio']:.2f}, {family} ({_quality(best)[0]})")
+    return "The largest ratio with\n\n" + "\n".join(said)
+
+
+def shown(line: Line) -> str:
+    """One line for the terminal."""
+    if "ratio" not in line:
+        return f"{line['family']:<12} {line['asked']:>4g}  not to be had: {line['reason']}"
+    family = line["family"] + (" *" if line["calibrated"] else "")
+    sizes = f"{line['ratio']:6.2f}  error {line['error']:.3f}  table {_megabytes(line['table_bytes'])} MB"
+    return f"{family:<14} {line['asked']:>4g}  {sizes}  {'  '.join(_quality(line))}  {line['seconds']:.0f} s"
+
+
+def picture(groups: dict[str, list[Line]]) -> Figure:
+    """A panel for each model: ratio against cosine or perplexity, a line for each family."""
+    with matplotlib.rc_context({"font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(5.6 * max(1, len(groups)), 4.3), layout="constrained")
+        for k, (name, lines) in enumerate(groups.items()):
+            _panel(figure.add_subplot(1, len(groups), k + 1), name, [line for line in lines if "ratio" in line])
+        return figure
+
+
+def _panel(axes: Any, name: str, lines: Sequence[Line]) -> None:
+    cosines = any("mean_cosine" in line for line in lines)
+    for family, colour in COLOURS.items():
+        for calibrated in (False, True):
+            mine = sorted(
+                (r for r in lines if r["family"] == family and r["calibrated"] == calibrated), key=lambda r: r["ratio"]
+            )
+            if not cosines:
+                mine = [r for r in mine if r["perplexity"] <= _WORST * r["base_perplexity"]]
+            if mine:
+                axes.plot(
+                    [r["ratio"] for r in mine],
+                    [_distance(r) for r in mine],
+                    color=colour,
+                    marker=MARKERS[family],
+                    markerfacecolor="white" if calibrated else colour,
+                    linestyle="--" if calibrated else "-",
+                    label=f"{family}, calibrated" if calibrated else family,
+                )
+    axes.set(title=name, xlabel="times smaller (table)", xscale="log", yscale="log", xlim=(1.8, 40))
+    axes.xaxis.set_major_locator(FixedLocator(_TICKS))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.grid(alpha=0.3)
+    if cosines:
+        axes.set(ylabel="1 - mean cosine of sentence embeddings")
+    else:
+        axes.set(ylabel=f"perplexity over the base (up to {_WORST:g})")
+        axes.yaxis.set_major_locator(FixedLocator((1, 1.1, 1.5, 2, 5, 10)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.legend(frameon=False, fontsize=8)
+
+
+def _distance(line: Line) -> float:
+    """From what the model was: less is better."""
+    if "mean_cosine" in line:
+        return float(max(1 - line["mean_cosine"], 1e-7))
+    return float(line["perplexity"] / line["base_perplexity"])
+
+
+def _megabytes(count: int) -> str:
+    return f"{count / 1e6:,.2f}"

@@ -1,0 +1,306 @@
+"""Rows kept as codes by the compiled kernels: made in one pass, and multiplied where they are made.
+
+Graphs and transforms take the plain path; so do devices and layouts that the kernels do not know. Gradients are
+computed in PyTorch. As in :mod:`tensorbed.contraction.compiled` the kernels are handed addresses, and what they rely on
+is settled here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from tensorbed import native
+from tensorbed.contraction.compiled import TYPES, is_ready
+from tensorbed.contraction.projection import Part, Projection, Tape, Vectors, Way
+from tensorbed.dispatch import differentiable_once, is_plain, is_recorded
+
+if TYPE_CHECKING:
+    from tensorbed import _native
+
+_BYTE = 256  # numbers that a byte has
+_ROWS = 2**20  # numbers of rows made at once where there are no kernels for them
+_MAKE = 3  # multiply-adds that making a number from its code is worth, where it stays in a cache
+
+
+@dataclass(frozen=True)
+class Coded(ABC):
+    """A table whose rows are kept as codes.
+
+    Shape:
+        - codes: ``(rows, bytes)`` int8 or uint8
+        - floats: the numbers that codes stand for shares or names of
+    """
+
+    cols: int
+    codes: Tensor
+    floats: Tensor
+
+    @property
+    def rows(self) -> int:
+        return self.codes.shape[0]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.codes, self.floats
+
+    def having(self, floats: Tensor) -> Self:
+        return replace(self, floats=floats)
+
+    @abstractmethod
+    def part(self, start: int, stop: int) -> Self:
+        """A block of rows, by itself."""
+
+    def known(self) -> bool:
+        """Whether the kernels can compute with these tensors, half precision in single."""
+        dtype = self.floats.dtype
+        return (
+            native.available
+            and (dtype in TYPES or dtype == torch.float16)
+            and is_ready(self.floats, dtype)
+            and self.codes.element_size() == 1
+            and all(is_ready(t, t.dtype) and t.is_contiguous() for t in self.tensors)
+            and self._fits()
+        )
+
+    @abstractmethod
+    def _fits(self) -> bool:
+        """Whether sizes and codes are such that nothing is read beside the tensors; PyTorch says else what is wrong."""
+
+    @abstractmethod
+    def handle(self) -> _native.Coded:
+        """The same by addresses."""
+
+    @abstractmethod
+    def gradient(self, index: Tensor, grad: Tensor) -> Tensor:  # (n,), (n, cols) -> like floats
+        """Of :attr:`floats`, for that of the rows."""
+
+
+@dataclass(frozen=True)
+class Quantized(Coded):
+    """Whole numbers of ``bits`` bits, times the step of each ``group`` columns, times the row's scale.
+
+    Shape:
+        - floats: ``(rows, 1)``, the scales
+        - steps: ``(rows, ceil(cols / group))`` int8, or ``None``
+    """
+
+    steps: Tensor | None
+    group: int
+    bits: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*super().tensors, *(() if self.steps is None else (self.steps,)))
+
+    def _fits(self) -> bool:
+        groups = (self.rows, -(-self.cols // self.group))
+        return (
+            self.codes.shape[1] == (self.cols if self.bits == 8 else -(-self.cols // 2))
+            and self.floats.shape == (self.rows, 1)
+            and (self.steps is None or (self.steps.shape == groups and self.steps.dtype == torch.int8))
+        )
+
+    def handle(self) -> _native.Coded:
+        assert native.module is not None
+        steps = 0 if self.steps is None else _address(self.steps)
+        found: _native.Coded = native.module.Coded.quantized(
+            self.rows, self.cols, _address(self.codes), self.bits, steps, self.group, _address(self.floats)
+        )
+        return found
+
+    def part(self, start: int, stop: int) -> Self:
+        steps, at = self.steps, slice(start, stop)
+        block = replace(self, codes=self.codes[at], floats=self.floats[at])
+        return block if steps is None else replace(block, steps=steps[at])
+
+    def gradient(self, index: Tensor, grad: Tensor) -> Tensor:
+        wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
+        shares = _made(self.having(torch.ones_like(self.floats, dtype=wide.dtype)), index)
+        each = (shares * wide).sum(1, keepdim=True)
+        return torch.zeros_like(self.floats, dtype=wide.dtype).index_add_(0, index, each).to(self.floats.dtype)
+
+
+@dataclass(frozen=True)
+class Product(Coded):
+    """Each byte of a row names an entry of its own codebook.
+
+    Shape:
+        - floats: ``(parts, words, cols / parts)``, the codebooks
+    """
+
+    def handle(self) -> _native.Coded:
+        assert native.module is not None
+        parts, words, _ = self.floats.shape
+        found: _native.Coded = native.module.Coded.product(
+            self.rows, self.cols, _address(self.codes), parts, _address(self.floats), words
+        )
+        return found
+
+    def part(self, start: int, stop: int) -> Self:
+        return replace(self, codes=self.codes[start:stop])
+
+    def _fits(self) -> bool:
+        # A byte can name more entries than small codebooks have.
+        parts, words, width = self.floats.shape
+        named = words >= _BYTE or self.rows == 0 or int(self.codes.max()) < words
+        return named and self.codes.shape[1] == parts and parts * width == self.cols
+
+    def gradient(self, index: Tensor, grad: Tensor) -> Tensor:
+        parts, words, width = self.floats.shape
+        wide = grad.to(torch.promote_types(grad.dtype, torch.float32)).reshape(-1, width)
+        places = self.codes.index_select(0, index).long() + torch.arange(parts) * words
+        total = torch.zeros(parts * words, width, dtype=wide.dtype).index_add_(0, places.reshape(-1), wide)
+        return total.view_as(self.floats).to(self.floats.dtype)
+
+
+def _address(tensor: Tensor) -> int:
+    if tensor.numel() and not tensor.untyped_storage().data_ptr():
+        raise RuntimeError("a tensor of codes has no memory: its storage was freed, or is sharded elsewhere.")
+    return tensor.data_ptr()
+
+
+def rows(of: Callable[[], Coded], index: Tensor, impl: str) -> Tensor | None:  # (n,) -> (n, cols)
+    """Rows by the kernels, differentiable in the floats; ``None`` where the plain path has to make them.
+
+    ``impl="native"`` is refused where only device or layout stand in its way.
+    """
+    if impl not in ("auto", "native") or not is_plain(index) or is_recorded() or index.numel() == 0:
+        return None
+    coded = of()
+    if not (index.is_cpu and coded.known()):
+        if impl == "native":
+            kinds = {f"{type(t).__name__} of {str(t.dtype)[6:]} on {t.device}" for t in (*coded.tensors, index)}
+            raise ValueError(
+                'impl="native" computes on the CPU, with plain contiguous tensors, got '
+                f'{", ".join(sorted(kinds))}; use impl="auto".'
+            )
+        return None
+    if torch.is_grad_enabled() and coded.floats.requires_grad:
+        made: Tensor = _Rows.apply(coded, index, coded.floats)  # type: ignore[no-untyped-call]
+        return made
+    return _made(coded, index)
+
+
+def _made(coded: Coded, index: Tensor) -> Tensor:
+    if coded.floats.dtype == torch.float16:
+        return _made(coded.having(coded.floats.float()), index).half()
+    index = index.contiguous()
+    out = torch.empty(index.shape[0], coded.cols, dtype=coded.floats.dtype, device="cpu")
+    kind, threads = TYPES[out.dtype], torch.get_num_threads()
+    coded.handle().rows(kind, index.data_ptr(), index.shape[0], out.data_ptr(), threads)
+    return out
+
+
+class _Rows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, coded: Coded, index: Tensor, floats: Tensor) -> Tensor:
+        ctx.coded = coded.having(floats.detach())
+        ctx.save_for_backward(index)
+        return _made(ctx.coded, index)
+
+    @staticmethod
+    @differentiable_once
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (index,) = ctx.saved_tensors
+        return None, None, ctx.coded.gradient(index, grad)
+
+
+def sums(coded: Coded, start: int, stop: int, tables: Tensor, out: Tensor) -> bool:
+    """``out[i] = sum of tables[m * words + codes[start + i, m]]``, if the kernels can.
+
+    Shape:
+        - tables: ``(parts * words, n)``
+        - out: ``(stop - start, n)``
+    """
+    block = coded.part(start, stop)
+    if not _can_score(block, tables, out):
+        return False
+    n, threads = out.shape[1], torch.get_num_threads()
+    block.handle().sums(TYPES[out.dtype], tables.data_ptr(), n, out.data_ptr(), threads)
+    return True
+
+
+def _can_score(coded: Coded, x: Tensor, out: Tensor) -> bool:
+    ready = all(is_ready(t, out.dtype) and t.is_contiguous() for t in (x, out))
+    return ready and out.dtype in (torch.float32, torch.float64) and coded.floats.dtype == out.dtype and coded.known()
+
+
+def ways(of: Way, open: Callable[[Sequence[Tensor], torch.dtype], Projection]) -> list[Way]:
+    """Scores straight from the codes, where there are kernels; ``of`` is the way by rows of the same table."""
+    if not native.available:
+        return []
+    return [
+        replace(
+            of,
+            name="codes",
+            making=_MAKE * of.making_numbers,
+            making_numbers=0,
+            by_block=False,
+            trains=False,
+            open=open,
+        )
+    ]
+
+
+class CodedProducts(Projection):
+    """Rows are made in a cache and multiplied there; without gradients.
+
+    Args:
+        block: ``(start, stop)`` to those rows as codes, floats in the dtype to compute in.
+        plain: ``(start, stop)`` to those rows themselves, where the kernels do not know the tensors.
+        turn: ``(cols, cols)``, what rows are multiplied by.
+    """
+
+    def __init__(
+        self, block: Callable[[int, int], Coded], plain: Callable[[int, int], Tensor], turn: Tensor | None = None
+    ) -> None:
+        super().__init__(wanted=False)
+        self.block, self.plain, self.turn = block, plain, turn
+
+    def vectors(self, x: Tensor, *, grad: bool) -> Vectors:
+        assert not grad
+        data = x.T.contiguous()
+        turned = _Turned(data, None)
+        turned.made = data if self.turn is None else self.turn @ data
+        return turned
+
+    def part(self, start: int, stop: int) -> Part:
+        return _Block(self, start, stop)
+
+    def gradients(self) -> list[Tensor | None]:
+        return []
+
+
+class _Turned(Vectors):
+    made: Tensor
+
+
+class _Block(Part):
+    def __init__(self, owner: CodedProducts, start: int, stop: int) -> None:
+        self.owner, self.at = owner, (start, stop)
+
+    def scores(self, vectors: Vectors, out: Tensor, tape: Tape) -> None:
+        assert isinstance(vectors, _Turned)
+        block, x = self.owner.block(*self.at), vectors.made
+        if not _can_score(block, x, out):
+            self._plainly(vectors.data, out)
+            return
+        n, threads = out.shape[1], torch.get_num_threads()
+        block.handle().scores(TYPES[out.dtype], x.data_ptr(), n, out.data_ptr(), threads)
+
+    def _plainly(self, x: Tensor, out: Tensor) -> None:
+        """Some rows at a time: this block is as high as one of which none is made."""
+        start, stop = self.at
+        height = max(1, _ROWS // x.shape[0])
+        for a in range(start, stop, height):
+            b = min(a + height, stop)
+            torch.mm(self.owner.plain(a, b), x, out=out[a - start : b - start])
+
+    def backward(self, vectors: Vectors, grad: Tensor, tape: Tape) -> None:
+        raise NotImplementedError("a way without gradients is taken for scores alone.")

@@ -1,0 +1,177 @@
+"""Training for quantised rows: a table of floats that is read as its codes, so that packing it changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from tensorbed.contraction.coded import Coded, CodedProducts
+from tensorbed.contraction.projection import Projection, Way, rows_of_table
+from tensorbed.progress import track
+from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
+from tensorbed.structures.formats import Budget, Fit, Format
+from tensorbed.structures.quantized_rows import STEPS, QuantizedRows, QuantizedRowsMatrix, packed
+from tensorbed.structures.registry import register
+
+_BLOCK = 2**20  # numbers of the table quantised at once
+
+
+@register("straight_through")
+@dataclass(frozen=True)
+class StraightThroughMatrix(Structure):
+    r"""Every number of the table, of which rows are read as :class:`QuantizedRowsMatrix` would keep them.
+
+    The largest number of a group is its largest code, which takes no sum over the group: a row is read with the same
+    bits in whatever company. Gradients pass the rounding as if it were none.
+
+    Shape:
+        - table: ``(rows, cols)``
+    """
+
+    fits_exactly = False
+    straight_through = True
+
+    bits: int
+    group: int  # cols where there are none
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Now, because graphs, which make no Python objects, cannot.
+        object.__setattr__(self, "_kept", QuantizedRowsMatrix(self.rows, self.cols, self.bits, self.group))
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        return (TensorSpec("table", (self.rows, self.cols)),)
+
+    @property
+    def _stored(self) -> QuantizedRowsMatrix:
+        stored: QuantizedRowsMatrix = self._kept  # type: ignore[attr-defined]
+        return stored
+
+    def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        return self._read(p["table"].index_select(0, index))
+
+    def full(self, p: Params) -> Tensor:  # -> (rows, cols)
+        return self._read(p["table"])
+
+    def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
+        return x @ self._read(p["table"][start:stop]).T
+
+    def _read(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:  # (n, cols) -> (n, cols)
+        """Rows as their codes say; in another dtype from the same codes, steps and scales."""
+        codes, steps, scale = self._coded(rows)
+        return self._stored.made(codes, steps, scale.to(dtype or scale.dtype))
+
+    def _coded(self, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:  # -> (n, cols), (n, groups), (n, 1)
+        """Codes, whole numbers as floats with the gradient of what was rounded to them, steps and scales."""
+        stored = self._stored
+        wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        steps, scale = self._steps(wide.detach())
+        scale = scale.to(rows.dtype)
+        width = scale.to(wide.dtype) / stored.reach
+        if steps is not None:
+            width = width * (stored.spread(steps) / STEPS)
+        # Numbers so small that a width is none are codes of 0.
+        shares = wide / torch.where(width == 0, 1, width)
+        codes = shares.detach().round().clamp(-stored.reach, stored.reach - 1)
+        # The difference of a number and its code is exact, and so is what it is added to.
+        return shares + (codes - shares.detach()), steps, scale
+
+    def _steps(self, rows: Tensor) -> tuple[Tensor | None, Tensor]:  # (n, cols) -> (n, groups), (n, 1)
+        """The larger side of a group has the code that reaches further, so that steps have a sign.
+
+        Groups of zeros have a step as well, and rows of zeros a scale: their gradients pass too.
+        """
+        groups = torch.nn.functional.pad(rows, (0, -self.cols % self.group)).unflatten(1, (-1, self.group))
+        top = groups.abs().amax(2)
+        sign = torch.where(groups.amax(2) >= -groups.amin(2), -1, 1).to(rows.dtype)
+        most = top.amax(1, keepdim=True)
+        if self.group >= self.cols:
+            return None, torch.where(most == 0, 1, most * sign)
+        most = torch.where(most == 0, 1, most)
+        steps = (top / most * (STEPS - 1)).round().clamp_min(1) * sign
+        return steps, most * (STEPS / (STEPS - 1))
+
+    def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
+        return replace(self, rows=rows), {"table": with_rows(p["table"], rows, self.mean_row(p))}
+
+    @property
+    def row_multiply_adds(self) -> int:
+        return self._stored.row_multiply_adds
+
+    def ways(self) -> list[Way]:
+        """Those of what is stored, at the same counted cost: the same one is taken, and its sums have one order."""
+        opened = {"rows": self._open_rows, "codes": self._open_codes}
+        return [replace(way, open=opened[way.name]) for way in self._stored.ways()]
+
+    def _open_rows(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Projection:
+        return rows_of_table(tensors[0], dtype, lambda rows: self._read(rows, dtype))
+
+    def _open_codes(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Projection:
+        table = tensors[0].detach()
+
+        def block(start: int, stop: int) -> Coded:
+            p = self._packed(table[start:stop])
+            return self._stored.as_codes({**p, "scale": p["scale"].to(dtype)})
+
+        return CodedProducts(block, lambda start, stop: self._read(table[start:stop], dtype))
+
+    def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
+        """A normal draw, rounded to what is read of it."""
+        table = p["table"].normal_(generator=generator)
+        blocks = table.split(max(1, _BLOCK // self.cols))
+        for block in blocks:
+            block.copy_(self._read(block))
+        # Of what is read again: small groups beside large ones are not always read as they were rounded.
+        norms = [torch.linalg.vector_norm(self._read(block), dtype=torch.float64) for block in blocks]
+        table.mul_(std / float(torch.stack(norms).square().sum() / table.numel()) ** 0.5)
+
+    def packed(self, p: Params) -> tuple[Structure, Params]:
+        """Codes, steps and scales of the table as it is."""
+        table, stored = p["table"].detach(), self._stored
+        made = {
+            spec.name: torch.empty(spec.shape, dtype=spec.dtype or table.dtype, device=table.device)
+            for spec in stored.tensors()
+        }
+        height = max(1, _BLOCK // self.cols)
+        for start in track(range(0, self.rows, height), "packing rows"):
+            for name, part in self._packed(table[start : start + height]).items():
+                made[name][start : start + height] = part
+        return stored, made
+
+    def _packed(self, rows: Tensor) -> dict[str, Tensor]:  # (n, cols)
+        codes, steps, scale = self._coded(rows)
+        found = {"codes": codes.to(torch.int8) if self.bits == 8 else packed(codes), "scale": scale}
+        return found if steps is None else {**found, "steps": steps.to(torch.int8)}
+
+    def describe(self) -> str:
+        return self._stored.describe()
+
+
+@dataclass(frozen=True, kw_only=True)
+class StraightThrough(Format):
+    """``tb.StraightThrough(bits=4)``: trained as ``tb.QuantizedRows(bits=4)`` will be stored, then ``layer.packed()``.
+
+    While it is trained it is as large as the table; see ``compression_ratio``.
+
+    Args:
+        bits: 8 or 4.
+        group: columns that share a step; by default the whole row for 8 bits, 32 for 4.
+    """
+
+    bits: int = 8
+    group: int | None = None
+
+    def __post_init__(self) -> None:
+        QuantizedRows(bits=self.bits, group=self.group)  # refuses what cannot be stored
+
+    def bind(self, budget: Budget) -> StraightThroughMatrix:
+        stored = QuantizedRows(bits=self.bits, group=self.group).bind(budget)
+        return StraightThroughMatrix(stored.rows, stored.cols, stored.bits, stored.group)
+
+    def fit(self, table: Tensor, budget: Budget) -> Fit:
+        """The table itself."""
+        return Fit(self.bind(budget), {"table": table})

