@@ -53,7 +53,7 @@ token is not predicted; the text is as the data set has it, split into words, wi
 without the spaces at their ends. The base is {base:.2f}.
 
 That hot rows are kept at all, and how an error counts by itself beside what hidden vectors make of it, was decided
-by trying a few values on the first half of this test text: calibrated rows are a little flattered by that.
+by trying a few values on the first half of this test text: hot rows and calibrated rows are a little flattered by that.
 """,
 }
 _CHOICE = """
