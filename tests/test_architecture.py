@@ -25,7 +25,7 @@ ROOMS = (
     ("fitting", "functional", "pooling"),
     ("vocabulary",),
     ("nn",),
-    ("report", "contents", "finding", "calibration"),
+    ("report", "contents", "finding", "calibration", "frameworks"),
     ("convert", "files", "planning"),
     ("integrations",),
     ("tensorbed",),

@@ -65,6 +65,8 @@ LAYERS = {
     "bag": lambda: tb.EmbeddingBag(300, 12, tb.LowRank(rank=2), mode="sum"),
     "head": lambda: tb.TTHead(12, 300, rank=3, bias=True),
     "quantised": lambda: tb.Embedding.from_pretrained(torch.randn(300, 12), tb.QuantizedRows(bits=4, group=5)),
+    "hot": lambda: tb.Embedding.from_pretrained(torch.randn(300, 12), tb.HotRows()),
+    "straight": lambda: tb.Embedding(300, 12, tb.StraightThrough(bits=4)),
     "product": lambda: tb.Embedding.from_pretrained(torch.randn(300, 12), tb.ProductQuantized(parts=4)),
 }
 OPTIONS = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from tensorbed.calibration import recorded, together
 from tensorbed.checks import naming, require_int
 from tensorbed.finding import Formats, Weight, found_tables, is_scaled
+from tensorbed.frameworks import check_layers, tell
 from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.described import put
 from tensorbed.nn.embedding import Embedding, ScaledEmbedding
@@ -64,8 +64,10 @@ def compress_(
     if calibrate is not None:
         uses = recorded(model, {name: one for table in tables for name, one in table.places.items()}, calibrate)
     made = [_made(table, tied, fit, uses) for table in tables]
-    put(model, {name: layer for replaced, _ in made for name, layer in replaced.items()})
-    _tell_frameworks(model)
+    layers = {name: layer for replaced, _ in made for name, layer in replaced.items()}
+    check_layers(model, layers.values())
+    put(model, layers)
+    tell(model)
     after = _sizes(model)
     entries = tuple(entry for _, group in made for entry in group)
     return Report(entries, before[0], after[0], before[1], after[1], left)
@@ -84,20 +86,6 @@ def _check(model: nn.Module, format: Formats, min_rows: int, skip: Sequence[str]
         raise TypeError(f"skip={skip!r}: give a list of patterns.")
     if tied not in ("keep", "untie"):
         raise ValueError(f'tied={tied!r}: choose "keep" or "untie".')
-
-
-def _tell_frameworks(model: nn.Module) -> None:
-    """transformers saves, ties and loads by rules of its own."""
-    of_transformers = {
-        id(module): module
-        for module in model.modules()
-        if any(cls.__module__ == "transformers.modeling_utils" for cls in type(module).__mro__)
-    }
-    inside = {id(part) for module in of_transformers.values() for part in module.modules() if part is not module}
-    outermost = [module for key, module in of_transformers.items() if key not in inside]
-    for module in outermost:
-        if any(isinstance(part, StructuredTable) for part in module.modules()):
-            import_module("tensorbed.integrations.transformers").adopt(module)
 
 
 def _sizes(model: nn.Module) -> tuple[int, int]:

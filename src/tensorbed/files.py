@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from tensorbed.contents import FORMAT, VERSION, Contents, Stored, differently_shared, inside, opened, understood
+from tensorbed.frameworks import check_layers, tell
 from tensorbed.nn.bag import EmbeddingBag
-from tensorbed.nn.described import described, kind_of, owner, put, take_options
+from tensorbed.nn.described import described, identity, kind_of, put, take_options
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
@@ -95,29 +96,36 @@ def _apart(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _descriptions(layers: Mapping[str, StructuredTable]) -> dict[str, Any]:
     """Each layer, with the name of the one whose tensors it shares and the first of its own names."""
-    names: dict[int, str] = {}
+    names: dict[Hashable, str] = {}
     holders: dict[int, str] = {}
     for name, layer in layers.items():
-        names.setdefault(id(layer), name)
-        # The table itself, else the first of those tied to it: then it is kept there.
-        if owner(layer) is layer or id(owner(layer)) not in holders:
-            holders[id(owner(layer))] = names[id(layer)]
+        own = names.setdefault(_one(layer), name)
+        # The table itself, else the first of the heads over it: then it is kept there.
+        if not isinstance(layer, Head) or identity(layer) not in holders:
+            holders[identity(layer)] = own
     found = {}
     for name, layer in layers.items():
-        holder, own = holders[id(owner(layer))], names[id(layer)]
+        holder, own = holders[identity(layer)], names[_one(layer)]
         found[name] = {**described(layer), "tied_to": None if holder == own else holder, "same_as": own}
     return found
+
+
+def _one(layer: StructuredTable) -> Hashable:
+    """Equal for layers that are stored as one: tables alike over the same tensors, too."""
+    return id(layer) if isinstance(layer, Head) else (identity(layer), json.dumps(described(layer), sort_keys=True))
 
 
 def _check_ties(layers: Mapping[str, StructuredTable], aliases: Mapping[str, str]) -> None:
     """What layers share they share as a whole: a file has no way to say more."""
     owners = {
-        inside(name, key): (id(layer if key == "bias" else owner(layer)), key)
+        inside(name, key): (id(layer) if key == "bias" else identity(layer), key)
         for name, layer in layers.items()
         for key in layer.state_dict()
     }
     for alias, name in aliases.items():
-        if owners.get(alias) != owners.get(name):
+        ends = [owners.get(one, (0, "")) for one in (alias, name)]
+        # A bias may be another module's too.
+        if ends[0] != ends[1] and sorted(key for _, key in ends) != ["", "bias"]:
             raise ValueError(
                 f"{alias} and {name} share their memory, but are not of layers that are tied; tie a head with "
                 "tb.Head.tied_to, use one layer twice, or give each its own numbers."
@@ -235,7 +243,7 @@ def _check_model(model: nn.Module, contents: Contents) -> None:
     for name, tensor in kept.items():
         _check_dtype(name, tensor, contents.tensors[name], path)
     places = {name: _place(modules[name]) for name in layers}
-    _check_sharing(places, {name: id(owner(layer)) for name, layer in layers.items()}, path)
+    _check_sharing(places, {name: identity(layer) for name, layer in layers.items()}, path)
     shared = {name: _sharing(name, tensor) for name, tensor in kept.items()}
     _check_sharing(shared, {name: contents.tensors[name].at for name in kept}, path)
 
@@ -253,7 +261,7 @@ def _kept_tensors(model: nn.Module, layers: Iterable[str]) -> dict[str, Tensor]:
 
 def _place(module: nn.Module) -> int:
     """What is equal for places that are tied."""
-    return id(owner(module) if isinstance(module, StructuredTable) else module.weight)
+    return identity(module) if isinstance(module, StructuredTable) else id(module.weight)
 
 
 def _check_sharing(model: Mapping[str, Hashable], file: Mapping[str, Hashable], path: Path) -> None:
@@ -299,8 +307,9 @@ def _check_place(name: str, old: nn.Module, layer: StructuredTable, path: Path) 
 def _filled(model: nn.Module, contents: Contents, state: Mapping[str, Tensor]) -> nn.Module:
     modules = dict(model.named_modules(remove_duplicate=False))
     # Layers that are tied stay or go together.
-    gone = {id(owner(one)) for name, one in contents.layers.items() if not _is_like(modules[name], one)}
-    new = {name: one for name, one in contents.layers.items() if id(owner(one)) in gone}
+    gone = {identity(one) for name, one in contents.layers.items() if not _is_like(modules[name], one)}
+    new = {name: one for name, one in contents.layers.items() if identity(one) in gone}
+    check_layers(model, new.values())
     for name, layer in new.items():
         _fill({name: layer}, state)
         _make_alike(layer, modules[name])
@@ -318,7 +327,23 @@ def _filled(model: nn.Module, contents: Contents, state: Mapping[str, Tensor]) -
             old: Any = modules[name]
             take_options(old, layer)
             old.fit_error = None
+    _share_biases(model, contents)
+    tell(model)
     return model
+
+
+def _share_biases(model: nn.Module, contents: Contents) -> None:
+    """A head's bias that another module held as well is held by both again."""
+    within = tuple(f"{name}." for name in contents.layers)
+    held = {one.at: name for name, one in contents.tensors.items() if not name.startswith(within)}
+    for name, layer in contents.layers.items():
+        other = (
+            held.get(contents.tensors[inside(name, "bias")].at)
+            if isinstance(layer, Head) and layer.bias is not None
+            else None
+        )
+        if other is not None:
+            model.get_submodule(name).bias = model.get_parameter(other)
 
 
 def _is_like(old: nn.Module, layer: StructuredTable) -> bool:

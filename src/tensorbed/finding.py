@@ -202,7 +202,10 @@ def _refuse_subclass(name: str, module: nn.Module) -> None:
 
 def is_scaled(module: nn.Module) -> bool:
     """The scaled embeddings of transformers' Gemma, BART and their kin: rows times ``embed_scale`` and nothing else."""
-    return type(module).__name__.endswith("ScaledWordEmbedding") and hasattr(module, "embed_scale")
+    cls = type(module)
+    known = cls.__module__.startswith("transformers.") and cls.__name__.endswith("ScaledWordEmbedding")
+    # Some have rows of their own besides.
+    return known and hasattr(module, "embed_scale") and [name for name, _ in module.named_parameters()] == ["weight"]
 
 
 def _refuse_two_formats(found: Iterable[Weight]) -> None:

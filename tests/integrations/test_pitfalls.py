@@ -15,6 +15,7 @@ from tiny import FORMATS, ROWS, compressed, dense, ids, logits, numbers, reloade
 import tensorbed as tb
 from tensorbed.integrations.transformers import TensorbedConfig, adopt
 
+TABLE = "bert.embeddings.word_embeddings"
 QUANTISED = ["tensor_train", "product_quantized", "quantized_rows"]
 
 
@@ -89,7 +90,7 @@ def test_a_head_that_the_file_has_not_is_drawn(tmp_path):
     ("change", "said"),
     [
         (lambda q: q["layers"]["lm_head"].update(structure='{"kind": "unheard"}'), "lm_head"),
-        (lambda q: q["layers"].update(lm_head=7), "lm_head"),
+        (lambda q: q["layers"].update(lm_head=7), "descriptions of layers"),
         (lambda q: q.update(version=99), "version 99"),
         (lambda q: q.update(more=1), "unexpected more"),
         (lambda q: q.pop("layers"), "wants a format"),
@@ -271,3 +272,149 @@ def test_a_config_alone_makes_a_dense_model(tmp_path):
     config = transformers.AutoConfig.from_pretrained(tmp_path)
     model = transformers.AutoModelForCausalLM.from_config(config)
     assert type(model.lm_head) is torch.nn.Linear
+
+
+@pytest.mark.parametrize("name", ["llama", "bart", "bert"])
+@pytest.mark.parametrize("format", QUANTISED)
+def test_files_of_our_own(name, format, tmp_path):
+    model = compressed(name, format)
+    tb.save(model, tmp_path / "model.safetensors")
+    for into in (dense(name), compressed(name, format)):
+        with torch.no_grad():
+            next(p for p in into.get_input_embeddings().parameters()).zero_()
+        tb.load(tmp_path / "model.safetensors", into=into)
+        assert torch.equal(logits(into), logits(model))
+        assert shares(into)
+        again = reloaded(into, tmp_path / "folder")
+        assert torch.equal(logits(again), logits(model))
+        into.resize_token_embeddings(ROWS + 4)
+
+
+@pytest.mark.parametrize("formats", [FORMATS["product_quantized"], {"model.embed_tokens": tb.QuantizedRows(bits=4)}])
+def test_what_was_untied_stays_so_when_dense_again(formats, tmp_path):
+    model = dense()
+    tb.compress_(model, formats, min_rows=ROWS, tied="untie", include_heads=False)
+    before = logits(model)
+    model.dequantize()
+    torch.testing.assert_close(logits(model), before, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(logits(reloaded(model, tmp_path)), before, rtol=1e-5, atol=1e-5)
+
+
+def test_dequantize_to_another_dtype():
+    model = compressed("llama", "quantized_rows").dequantize(dtype=torch.bfloat16)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    assert logits(model).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda t: t.pop("bert.embeddings.word_embeddings.padding_row"), "lacks .*padding_row"),
+        (lambda t: t.update({"bert.embeddings.word_embeddings.padding_row": torch.zeros(7)}), r"padding_row .*\(7,\)"),
+        (
+            lambda t: t.update({f"{TABLE}.codes": t[f"{TABLE}.codes"].float()}),
+            "codes is stored as F32 .* whole numbers",
+        ),
+        (
+            lambda t: t.update({f"{TABLE}.codebooks": t[f"{TABLE}.codebooks"].to(torch.int8)}),
+            "codebooks is stored as I8",
+        ),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path, change, said):
+    compressed("bert", "product_quantized").save_pretrained(tmp_path)
+    edit_file(tmp_path, change)
+    with pytest.raises((ValueError, RuntimeError), match=said):
+        transformers.BertForMaskedLM.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda q: q.update(layers=7),
+        lambda q: q.update(layers=["a"]),
+        lambda q: q.update(layers={}),
+        lambda q: q.update(untied=5),
+        lambda q: q.update(untied="lm_head"),
+        lambda q: q.update(version="1"),
+        lambda q: q.update(version=0),
+        lambda q: q["layers"]["lm_head"].update(tied_to=7),
+        lambda q: q["layers"]["lm_head"].pop("options"),
+        lambda q: q["layers"]["lm_head"]["options"].update(impl=3),
+    ],
+)
+def test_edited_configs_give_clear_errors(tmp_path, change):
+    compressed().save_pretrained(tmp_path)
+    edit_config(tmp_path, change)
+    with pytest.raises(ValueError, match=r"quantization_config|version"):
+        transformers.LlamaForCausalLM.from_pretrained(tmp_path)
+
+
+def test_codes_that_name_nothing_are_refused(tmp_path):
+    model = dense("llama", vocab_size=ROWS)
+    tb.compress_(model, tb.HotRows(), min_rows=ROWS)
+    model.save_pretrained(tmp_path)
+    edit_file(tmp_path, lambda t: t.update({"model.embed_tokens.places": t["model.embed_tokens.places"].flip(0)}))
+    with pytest.raises(ValueError, match="places of hot rows must ascend"):
+        transformers.LlamaForCausalLM.from_pretrained(tmp_path)
+
+
+def test_a_structure_that_no_file_can_name_changes_nothing():
+    class Unknown(tb.LowRank):
+        def bind(self, budget):
+            return replace_class(super().bind(budget))
+
+        def fit(self, table, budget):
+            found = super().fit(table, budget)
+            return type(found)(replace_class(found.structure), found.params)
+
+    model = dense()
+    before = logits(model)
+    with pytest.raises(TypeError, match="cannot be described"):
+        tb.compress_(model, Unknown(rank=2), min_rows=ROWS)
+    assert type(model.lm_head) is torch.nn.Linear
+    assert torch.equal(logits(model), before)
+
+
+def replace_class(structure):
+    """The same, of a class that was never registered."""
+    unknown = type("UnknownMatrix", (type(structure),), {})
+    return unknown(structure.rows, structure.cols, structure.rank)
+
+
+def test_models_of_another_quantiser_are_refused():
+    model = dense()
+    model.config.quantization_config = {"quant_method": "bitsandbytes", "load_in_8bit": True}
+    with pytest.raises(ValueError, match="quantised by bitsandbytes"):
+        tb.compress_(model, FORMATS["low_rank"], min_rows=ROWS)
+    assert type(model.lm_head) is torch.nn.Linear
+
+
+def test_layers_replaced_by_hand_after_compressing(tmp_path):
+    model = dense()
+    tb.compress_(model, tb.StraightThrough(bits=4), min_rows=ROWS)
+    table = model.model.embed_tokens.packed()
+    model.model.embed_tokens, model.lm_head = table, tb.Head.tied_to(table)
+    again = reloaded(model, tmp_path)
+    assert torch.equal(logits(again), logits(model))
+    assert again.lm_head.structure.kind == "quantized_rows"
+    assert again.lm_head.scale is again.model.embed_tokens.scale
+
+
+def test_scaled_embeddings_that_do_more_are_refused():
+    class MyScaledWordEmbedding(torch.nn.Embedding):
+        embed_scale = 2.0
+
+    model = dense()
+    for odd in (MyScaledWordEmbedding(ROWS, 32), with_a_row_of_its_own()):
+        model.model.embed_tokens = odd
+        with pytest.raises(TypeError, match="ScaledWordEmbedding"):
+            tb.compress_(model, FORMATS["tensor_train"], min_rows=ROWS, include_heads=False)
+
+
+def with_a_row_of_its_own():
+    """As T5Gemma 2 has one."""
+    known = transformers.models.gemma3.modeling_gemma3.Gemma3TextScaledWordEmbedding
+    made = type("OtherScaledWordEmbedding", (known,), {"__module__": known.__module__})(ROWS, 32, 0)
+    made.eoi_embedding = torch.nn.Parameter(torch.zeros(32))
+    return made

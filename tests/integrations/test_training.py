@@ -96,6 +96,21 @@ def test_lora(tmp_path):
     assert torch.equal(logits(reloaded(merged, tmp_path / "merged")), logits(merged))
 
 
+def test_modules_to_save(tmp_path):
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["q_proj"], modules_to_save=["embed_tokens", "lm_head"], r=2)
+    tuned = peft.get_peft_model(compressed("llama", "product_quantized", tied=False), config)
+    trained = [name for name, p in tuned.named_parameters() if p.requires_grad and "lora" not in name]
+    assert sorted(name.split(".")[-4] for name in trained) == ["embed_tokens", "lm_head"]
+    optimizer = torch.optim.SGD([p for p in tuned.parameters() if p.requires_grad], 0.5)
+    tuned(input_ids=ids(), labels=LABELS).loss.backward()
+    optimizer.step()
+    tuned.save_pretrained(tmp_path)
+    again = peft.PeftModel.from_pretrained(compressed("llama", "product_quantized", tied=False), tmp_path)
+    assert torch.equal(logits(again), logits(tuned))
+    assert not torch.equal(logits(again), logits(compressed("llama", "product_quantized", tied=False)))
+
+
 def test_bfloat16_and_checkpointing():
     model = still(compressed("llama", "tensor_train").bfloat16())
     plain, expected = gradients(model)
@@ -161,6 +176,15 @@ def test_everything_else_makes_the_logits():
         (lazy[..., 5], expected[..., 5]),
         (lazy[:, :, 3:9], expected[:, :, 3:9]),
         (lazy[0, 1, 2], expected[0, 1, 2]),
+        (lazy[:, 3:5, 0:10, ...], expected[:, 3:5, 0:10, ...]),
+        (lazy[..., 2:4, :], expected[..., 2:4, :]),
+        (lazy[0, ..., 3:9], expected[0, ..., 3:9]),
+        (lazy[0], expected[0]),
+        (lazy[...], expected),
+        (lazy[:, [1, 2]], expected[:, [1, 2]]),
+        (lazy[lazy > 0], expected[expected > 0]),
+        (lazy.reshape(shape=(14, ROWS)), expected.reshape(14, ROWS)),
+        (lazy.view(torch.int32), expected.view(torch.int32)),
         (lazy.view(-1, ROWS), expected.view(-1, ROWS)),
         (lazy.view(-1), expected.view(-1)),
         (lazy.reshape(14, -1), expected.reshape(14, -1)),

@@ -85,6 +85,11 @@ def test_freezing_it_freezes_the_layer(layer):
         lambda w: torch.nn.init.normal_(w),
         lambda w: w.detach_(),
         lambda w: setattr(w, "data", torch.zeros(50, 8)),
+        lambda w: w.data.__setitem__(3, 0.0),
+        lambda w: w.data.normal_(),
+        lambda w: w.data[3].zero_(),
+        lambda w: w.data.T[0].copy_(torch.zeros(50)),
+        lambda w: torch.nn.init.zeros_(w.data),
     ],
 )
 def test_writing_is_refused(write):
@@ -93,6 +98,20 @@ def test_writing_is_refused(write):
     with pytest.raises(RuntimeError, match="core_0, core_1, core_2 and cannot be written to"):
         write(layer.weight)
     assert torch.equal(layer.weight, before)
+
+
+def test_data_is_read_as_usual(layer):
+    data = layer.weight.data
+    rows = layer(torch.arange(50)).detach()
+    torch.testing.assert_close(data + 0, rows)
+    torch.testing.assert_close(data[3:5].clone(), rows[3:5])
+    assert not data.requires_grad
+    assert type(data.clone()) is type(data * 2) is type(data[torch.tensor([1, 2])]) is torch.Tensor
+    copy = data.clone()
+    copy[3] = 0
+    assert np.asarray(data).shape == (50, 8)
+    again = tb.Embedding.from_pretrained(data, tb.Dense())
+    torch.testing.assert_close(again(torch.arange(50)), rows)
 
 
 def test_copies_are_plain_tensors(layer):

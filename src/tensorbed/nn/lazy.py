@@ -28,6 +28,7 @@ _METHODS = (
 ANSWERED: frozenset[Callable[..., Any]] = frozenset(
     [getattr(Tensor, name).__get__ for name in _PROPERTIES] + [getattr(Tensor, name) for name in _METHODS]
 )
+_DATA = getattr(Tensor, "data").__get__  # noqa: B009
 _FREEZING = (getattr(Tensor, "requires_grad").__set__, Tensor.requires_grad_)  # noqa: B009
 
 
@@ -65,7 +66,11 @@ class LazyTable(Tensor):
                 return next(iter(first._layer.params().values())).data_ptr()
             if func in _FREEZING:
                 return first._freeze(*args[1:], **kwargs)
-            _refuse_writing(func, first)
+            _refuse_writing(func, first._layer)
+            if func == _DATA:  # what is written to it would be lost
+                table = first._layer._table().detach().as_subclass(_ReadOnly)
+                table._layer = first._layer
+                return table
         return func(*_made(args), **_made(kwargs))
 
     @classmethod
@@ -85,10 +90,31 @@ def _made(given: Any) -> Any:
     return tree_map_only(LazyTable, lambda lazy: lazy._layer._table(), given)
 
 
-def _refuse_writing(func: Any, lazy: LazyTable) -> None:
+class _ReadOnly(Tensor):
+    """``layer.weight.data``: numbers to read. A view of them is one too, a copy is an ordinary tensor."""
+
+    _layer: StructuredTable
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        first = next(iter((*args, *kwargs.values())), None)
+        if isinstance(first, _ReadOnly):
+            _refuse_writing(func, first._layer)
+        with torch._C.DisableTorchFunctionSubclass():
+            made = func(*args, **kwargs)
+            if not isinstance(made, Tensor) or not isinstance(first, _ReadOnly):
+                return made
+            if made.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
+                return made
+            view = made.as_subclass(_ReadOnly)
+            view._layer = first._layer
+            return view
+
+
+def _refuse_writing(func: Any, layer: StructuredTable) -> None:
     name = getattr(func, "__name__", "")
     if name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__")):
-        layer = lazy._layer
         names = ", ".join(spec.name for spec in layer.structure.tensors())
         raise RuntimeError(
             f"weight of {type(layer).__name__} is made from {names} and cannot be written to ({name}); write those, or "

@@ -36,6 +36,18 @@ class HotRowsMatrix(Structure):
         # Now, because graphs cannot read text.
         object.__setattr__(self, "hot", read(self.hot_text))
         object.__setattr__(self, "rest", read(self.rest_text))
+        if (self.hot.rows + self.rest.rows, self.hot.cols, self.rest.cols) != (self.rows, self.cols, self.cols):
+            raise ValueError(
+                f"{self.hot.rows} x {self.hot.cols} hot rows and {self.rest.rows} x {self.rest.cols} others are no "
+                f"table of {self.rows} x {self.cols}."
+            )
+
+    def check_values(self, p: Params) -> None:
+        places = p["places"]
+        if int(places[0]) < 0 or int(places[-1]) >= self.rows or bool((places.diff() <= 0).any()):
+            raise ValueError(f"places of hot rows must ascend from 0 on, below {self.rows}.")
+        self.hot.check_values(_named(p, "hot_"))
+        self.rest.check_values(_named(p, "rest_"))
 
     if TYPE_CHECKING:
         hot: ClassVar[Structure]

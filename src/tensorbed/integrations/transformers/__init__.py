@@ -15,6 +15,6 @@ or compressed while loading, ``from_pretrained(folder, quantization_config=Tenso
 
 from tensorbed.integrations.transformers.config import TensorbedConfig
 from tensorbed.integrations.transformers.logits import loss_without_logits
-from tensorbed.integrations.transformers.quantizer import TensorbedQuantizer, adopt
+from tensorbed.integrations.transformers.quantizer import TensorbedQuantizer, adopt, check_layers
 
-__all__ = ["TensorbedConfig", "TensorbedQuantizer", "adopt", "loss_without_logits"]
+__all__ = ["TensorbedConfig", "TensorbedQuantizer", "adopt", "check_layers", "loss_without_logits"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 from transformers.quantizers.auto import register_quantization_config
@@ -11,7 +12,20 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from tensorbed.finding import Formats
 
 METHOD = "tensorbed"
+GGUF = "gguf"  # how a file was read; the model is dense
 VERSION = 1
+
+
+def _check_layers(layers: Any, untied: Any) -> None:
+    """A config may come from a file that somebody has edited."""
+    if layers is not None:
+        sound = isinstance(layers, Mapping) and layers and all(isinstance(one, Mapping) for one in layers.values())
+        if not sound or any(not isinstance(one.get("tied_to"), (str, NoneType)) for one in layers.values()):
+            raise ValueError(
+                "quantization_config: layers must be descriptions of layers by name, as tensorbed wrote them."
+            )
+    if isinstance(untied, str) or not isinstance(untied, Sequence) or not all(isinstance(one, str) for one in untied):
+        raise ValueError(f"quantization_config: untied must be a list of names, got {untied!r}.")
 
 
 @register_quantization_config(METHOD)
@@ -42,8 +56,9 @@ class TensorbedConfig(QuantizationConfigMixin):  # type: ignore[misc]
         unknown.pop("quant_method", None)
         if unknown:
             raise TypeError(f"TensorbedConfig: unexpected {', '.join(unknown)}; it takes what tb.compress_ takes.")
-        if type(version) is not int or version > VERSION:
-            raise ValueError(f"the model has version {version} of the format, this tensorbed reads up to {VERSION}.")
+        if type(version) is not int or not 1 <= version <= VERSION:
+            raise ValueError(f"the model has version {version!r} of the format, this tensorbed reads up to {VERSION}.")
+        _check_layers(layers, untied)
         if format is None and layers is None:
             raise ValueError("TensorbedConfig wants a format, for instance TensorbedConfig(tb.QuantizedRows(bits=8)).")
         self.quant_method = METHOD

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -63,7 +63,8 @@ class LazyLogits(Tensor):
         handler = _HANDLED.get(func)
         found = None
         if handler is not None and args and isinstance(args[0], LazyLogits):
-            found = handler(*args, **kwargs)
+            with suppress(TypeError):  # called in a way that is not foreseen
+                found = handler(*args, **kwargs)
         return func(*_made(args), **_made(kwargs)) if found is None else found
 
     @classmethod
@@ -106,14 +107,14 @@ def _viewed(lazy: LazyLogits, *shape: Any) -> LazyLogits | None:
 def _sliced(lazy: LazyLogits, index: Any) -> LazyLogits | None:
     """Some positions, all classes."""
     parts = index if isinstance(index, tuple) else (index,)
-    if not all(isinstance(part, (slice, int, type(Ellipsis))) for part in parts):
+    if not all(type(part) in (slice, int, type(Ellipsis)) for part in parts) or parts.count(Ellipsis) > 1:
         return None
-    reaches_classes = Ellipsis in parts or len(parts) == lazy.dim()
-    if reaches_classes and (parts[-1] is not Ellipsis and parts[-1] != slice(None)):
+    if Ellipsis in parts:
+        at = parts.index(Ellipsis)
+        parts = (*parts[:at], *[slice(None)] * (lazy.dim() + 1 - len(parts)), *parts[at + 1 :])
+    if len(parts) > lazy.dim() or (len(parts) == lazy.dim() and parts[-1] != slice(None)):
         return None
-    if len(parts) - (Ellipsis in parts) > lazy.dim():
-        return None
-    return lazy._with(lazy._h[index])
+    return lazy._with(lazy._h[parts])
 
 
 def _cross_entropy(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.quantizers.auto import register_quantizer
@@ -15,7 +16,7 @@ from transformers.quantizers.base import HfQuantizer
 
 from tensorbed.convert import compress_
 from tensorbed.integrations.transformers import resizing
-from tensorbed.integrations.transformers.config import METHOD, TensorbedConfig
+from tensorbed.integrations.transformers.config import GGUF, METHOD, TensorbedConfig
 from tensorbed.integrations.transformers.ties import (
     restore,
     rewrite,
@@ -64,6 +65,7 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
         put(model, layers)
         rewrite(model, self._sources)
         _expect(model, self._sources)
+        _check_files(model, self.quantization_config, kwargs.get("checkpoint_files") or ())
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         if not self.pre_quantized:
@@ -71,19 +73,23 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
             compress_(model, self.quantization_config.format, **self.quantization_config.options)
             return
         for name, layer in tables(model).items():
+            _check_shapes(name, layer)
             if name not in self._sources:
                 _check_loaded(name, layer)
         _alias_on_disk(model, self._sources)
         _adopt(model, self._sources)
 
-    def get_state_dict_and_metadata(self, model: PreTrainedModel) -> tuple[dict[str, Tensor], dict[str, str]]:
+    def get_state_dict_and_metadata(self, model: PreTrainedModel) -> tuple[dict[str, Tensor] | None, dict[str, str]]:
         """The state, with an empty ``weight`` for each table.
 
         Where the method is not registered transformers goes on with a warning and random tables: shapes that do not
         match make that an error.
         """
+        if not tables(model):
+            self.remove_quantization_config(model)
+            return None, {}
+        adopt(model)  # again: layers may have been replaced since
         model.tie_weights()  # a move to another device copies what is not a Parameter
-        _describe(model)
         state: dict[str, Tensor] = model.state_dict()
         for name, layer in tables(model).items():
             state[f"{name}.weight"] = torch.empty(0, dtype=layer._dtype)
@@ -91,15 +97,28 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _dequantize(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
         """Dense layers of the model's own classes, holding the tables as they are."""
-        dense = _stock(model)
+        dense, broken, own = _stock(model), untied(model), model.dtype
         made: dict[str, nn.Module] = {}
         for name, layer in tables(model).items():
             made[name] = _filled(dense.get_submodule(name), layer, dtype)
         put(model, made)
-        restore(model)
+        restore(model, broken)
         resizing.uninstall(model)
         model.tie_weights()
-        return model
+        return model if dtype in (None, own) else model.to(dtype)
+
+
+def check_layers(model: PreTrainedModel, layers: Iterable[StructuredTable]) -> None:
+    """Refuse layers that a config cannot describe, and models that another method has quantised."""
+    config = getattr(model.config, "quantization_config", None)
+    method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", METHOD)
+    if method not in (METHOD, GGUF):
+        raise ValueError(
+            f"this {type(model).__name__} is quantised by {getattr(method, 'value', method)}; transformers knows one "
+            "method for a model. Compress the model before that, or dequantize it first."
+        )
+    for layer in layers:
+        described(layer)
 
 
 def adopt(model: PreTrainedModel) -> PreTrainedModel:
@@ -230,20 +249,51 @@ def _alias_on_disk(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
                 index.setdefault(f"{name}.{own}", index[f"{source}.{own}"])
 
 
+def _check_shapes(name: str, layer: StructuredTable) -> None:
+    """While a quantiser is at work nobody else does."""
+    shapes = {spec.name: spec.shape for spec in layer.structure.tensors()}
+    shapes |= {"padding_row": (layer.structure.cols,), "bias": (layer.structure.rows,)}
+    for key, tensor in layer.state_dict().items():
+        if tuple(tensor.shape) != shapes[key]:
+            raise ValueError(f"{name}.{key} has shape {tuple(tensor.shape)} in the file, not {shapes[key]}.")
+
+
 def _check_loaded(name: str, layer: StructuredTable) -> None:
-    """While a quantiser is at work nobody else checks shapes, nor draws what was missing."""
-    missing = []
-    for spec in layer.structure.tensors():
-        tensor = getattr(layer, spec.name)
-        if tuple(tensor.shape) != spec.shape:
-            raise ValueError(f"{name}.{spec.name} has shape {tuple(tensor.shape)} in the file, not {spec.shape}.")
-        if not tensor.is_meta and not getattr(tensor, "_is_hf_initialized", False):  # on meta: left on disk
-            missing.append(spec.name)
-    if not missing:
-        return
-    if len(missing) < len(layer.structure.tensors()) or not layer.structure.can_initialise:
+    """Nor does anybody draw what was missing."""
+    own = {key: getattr(layer, key) for key in shared_names(layer)}
+    # On the meta device: left on disk.
+    missing = [k for k, t in own.items() if not t.is_meta and not getattr(t, "_is_hf_initialized", False)]
+    if missing and (len(missing) < len(own) or not layer.structure.can_initialise):
         raise ValueError(f"the file lacks {', '.join(f'{name}.{one}' for one in missing)}; it is damaged.")
-    layer.reset_parameters()
+    if missing:
+        layer.reset_parameters()
+    elif not any(tensor.is_meta for tensor in layer.params().values()):
+        try:
+            layer.structure.check_values(layer.params())
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from None
+
+
+def _check_files(model: PreTrainedModel, config: TensorbedConfig, files: Iterable[str]) -> None:
+    """Numbers of another kind than a layer has would be cast to it in silence."""
+    kinds: dict[str, bool] = {}
+    for name in config.layers or {}:
+        place = _place(model, name)
+        layer = model.get_submodule(place) if place is not None else None
+        if isinstance(layer, StructuredTable):
+            kinds |= {
+                f"{name}.{spec.name}": spec.dtype is None or spec.dtype.is_floating_point
+                for spec in layer.structure.tensors()
+            }
+    for path in files:
+        if not str(path).endswith(".safetensors"):
+            continue
+        with safe_open(path, "pt") as file:
+            for key in kinds.keys() & set(file.keys()):
+                dtype = file.get_slice(key).get_dtype()
+                if dtype.startswith(("F", "BF")) != kinds[key]:
+                    wanted = "floating-point numbers" if kinds[key] else "whole numbers"
+                    raise ValueError(f"{key} is stored as {dtype} in {path}; its layer has {wanted}.")
 
 
 def _stock(model: PreTrainedModel) -> PreTrainedModel:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from tensorbed.nn.described import described, put, rebuilt
+from tensorbed.nn.described import described, identity, put, rebuilt
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 
@@ -35,8 +35,7 @@ def sources_of(found: Mapping[str, StructuredTable]) -> dict[str, str]:
     first: dict[int, str] = {}
     sources: dict[str, str] = {}
     for name, layer in sorted(found.items(), key=lambda item: isinstance(item[1], Head)):
-        identity = id(getattr(layer, layer.structure.tensors()[0].name))
-        source = first.setdefault(identity, name)
+        source = first.setdefault(identity(layer), name)
         if source != name:
             sources[name] = source
     return sources
@@ -90,11 +89,15 @@ def rewrite(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
 
 
-def restore(model: PreTrainedModel) -> None:
-    """The tie map as it was before ours."""
-    for part in model.modules():
+def restore(model: PreTrainedModel, broken: Collection[str]) -> None:
+    """The tie map as it was before ours, without the layers whose tie is broken."""
+    for prefix, part in model.named_modules(remove_duplicate=False):
         if isinstance(part, PreTrainedModel) and "_dense_tied_weights_keys" in part.__dict__:
-            part._tied_weights_keys = part.__dict__.pop("_dense_tied_weights_keys")
+            stock = part.__dict__.pop("_dense_tied_weights_keys")
+            full = {target: f"{prefix}.{target}".strip(".").removesuffix(".weight") for target in stock}
+            part._tied_weights_keys = {a: b for a, b in stock.items() if full[a] not in broken}
+            if stock and not any(target.endswith(".weight") for target in part._tied_weights_keys):
+                part.config.tie_word_embeddings = False  # as a file of dense tables has to say it
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
 
 
