@@ -97,7 +97,7 @@ def _apart(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _descriptions(layers: Mapping[str, StructuredTable]) -> dict[str, Any]:
     """Each layer, with the name of the one whose tensors it shares and the first of its own names."""
     names: dict[Hashable, str] = {}
-    holders: dict[int, str] = {}
+    holders: dict[Hashable, str] = {}
     for name, layer in layers.items():
         own = names.setdefault(_one(layer), name)
         # The table itself, else the first of the heads over it: then it is kept there.
@@ -259,7 +259,7 @@ def _kept_tensors(model: nn.Module, layers: Iterable[str]) -> dict[str, Tensor]:
     return state
 
 
-def _place(module: nn.Module) -> int:
+def _place(module: nn.Module) -> Hashable:
     """What is equal for places that are tied."""
     return identity(module) if isinstance(module, StructuredTable) else id(module.weight)
 

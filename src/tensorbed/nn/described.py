@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -84,12 +84,12 @@ def owner(layer: StructuredTable) -> StructuredTable:
     return layer
 
 
-def identity(layer: StructuredTable) -> int:
+def identity(layer: StructuredTable) -> Hashable:
     """Equal for layers that hold the same tensors, tied by us or by others."""
     layer, specs = owner(layer), layer.structure.tensors()
     # Moves copy what is not a Parameter.
-    first = next((spec for spec in specs if spec.trainable), specs[0])
-    return id(getattr(layer, first.name))
+    kept = [spec for spec in specs if spec.trainable] or specs
+    return tuple(id(getattr(layer, spec.name)) for spec in kept)
 
 
 def rebuilt(description: Any, device: torch.device | str | None = "meta") -> StructuredTable:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -32,7 +32,7 @@ def share(layer: StructuredTable, source: StructuredTable) -> None:
 
 def sources_of(found: Mapping[str, StructuredTable]) -> dict[str, str]:
     """For each layer that holds another's tensors, that other; tables before heads."""
-    first: dict[int, str] = {}
+    first: dict[Hashable, str] = {}
     sources: dict[str, str] = {}
     for name, layer in sorted(found.items(), key=lambda item: isinstance(item[1], Head)):
         source = first.setdefault(identity(layer), name)
