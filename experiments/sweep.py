@@ -1,0 +1,108 @@
+"""All rows of a table, each in a process of its own, leaving out those that have results already."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from experiments.records import ROOT, read
+from experiments.sentiment import task
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Where a sweep reads and writes, and how many runs go side by side."""
+
+    data: Path | None
+    out: Path
+    results: Path
+    jobs: int = 1
+    smoke: bool = False
+    console: Console = Console()
+
+    def run(self, seeds: int | None = None) -> list[str]:
+        """Search, then every run that is missing; the names of those that failed."""
+        todo = [(d, row, seed) for d, row, seed in task.runs() if not self.done(d, row, seed)]
+        if seeds is not None:
+            todo = [entry for entry in todo if entry[2] < seeds]
+        self.console.print(f"{len(todo)} runs to do, {len(list(task.runs()))} in the tables")
+        failed: list[str] = []
+        with ThreadPoolExecutor(self.jobs) as pool:
+            for dataset, rows in stages(todo):
+                failed += self.search(dataset, pool)
+                failed += [name for name in pool.map(lambda entry: self.one(*entry), rows) if name]
+        return failed
+
+    def search(self, dataset: str, pool: ThreadPoolExecutor) -> list[str]:
+        """The learning rate of each format on the validation set, where it is not known yet."""
+        wanted = [
+            (dataset, format, settings.lr)
+            for format in task.SEARCHED_ROW
+            if not self.smoke and task.searched_rate(self.results, dataset, format) is None
+            for settings in task.searches(dataset, format)
+            if not self.searched(dataset, format, settings.lr)
+        ]
+        return [name for name in pool.map(lambda entry: self.try_rate(*entry), wanted) if name]
+
+    def searched(self, dataset: str, format: str, rate: float) -> bool:
+        """Has this point of the grid a result?"""
+        return any(
+            (record["dataset"], record["format"], record["settings"]["lr"]) == (dataset, format, rate)
+            for record in read(self.results / task.SEARCH_FILE)
+        )
+
+    def done(self, dataset: str, row: str, seed: int) -> bool:
+        """Has this run a result?"""
+        return any(
+            (record["dataset"], record["row"], record["seed"]) == (dataset, row, seed)
+            for record in read(self.results / task.RESULTS_FILE)
+        )
+
+    def try_rate(self, dataset: str, format: str, rate: float) -> str | None:
+        """One point of the grid."""
+        config = f"{dataset}-{task.searched_row(dataset, format)}"
+        name = f"search-{config}-{rate:g}"
+        return self.process(name, [config, "--lr", repr(rate), "--search"], 0)
+
+    def one(self, dataset: str, row: str, seed: int) -> str | None:
+        """One run of the tables."""
+        return self.process(f"{dataset}-{row}-{seed}", [f"{dataset}-{row}"], seed)
+
+    def process(self, name: str, arguments: Sequence[str], seed: int) -> str | None:
+        """Run it as a user would; what it says goes to a file. Its name, if it failed."""
+        folder = self.out / "search" if "--search" in arguments else self.out
+        log = self.out / "logs" / f"{name}.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "experiments", "sentiment", "--config", *arguments, "--seed", str(seed)]
+        command += ["--out", str(folder), "--results", str(self.results), "--resume-if-possible"]
+        command += ["--data", str(self.data)] if self.data is not None else []
+        command += ["--smoke"] if self.smoke else []
+        threads = max(1, (os.cpu_count() or 1) // self.jobs)
+        begun = time.monotonic()
+        with log.open("a", encoding="utf-8") as file:
+            code = subprocess.run(
+                command, cwd=ROOT, stdout=file, stderr=file, check=False,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            ).returncode  # fmt: skip
+        seconds = time.monotonic() - begun
+        end = "done" if code == 0 else f"failed with exit code {code}, see {log}"
+        self.console.print(f"{time.strftime('%H:%M:%S')}  {name}  {end}  {seconds:.0f} s", highlight=False)
+        return None if code == 0 else name
+
+
+def stages(runs: Sequence[tuple[str, str, int]]) -> list[tuple[str, list[tuple[str, str, int]]]]:
+    """Neighbouring runs of one dataset together, so that its search comes just before them."""
+    found: list[tuple[str, list[tuple[str, str, int]]]] = []
+    for entry in runs:
+        if not found or found[-1][0] != entry[0]:
+            found.append((entry[0], []))
+        found[-1][1].append(entry)
+    return found
