@@ -14,7 +14,9 @@ from experiments.records import RESULTS
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 OUT = Path("out/experiments")
 
-Data = Annotated[Path | None, typer.Option(help="folder that holds sst5/ and imdb/; left out, the originals are fetched")]
+Data = Annotated[
+    Path | None, typer.Option(help="folder that holds sst5/ and imdb/; left out, the originals are fetched")
+]
 Out = Annotated[Path, typer.Option(help="checkpoints, logs")]
 Results = Annotated[Path | None, typer.Option(help="where result lines are added; docs/results, with --smoke --out")]
 
@@ -82,6 +84,21 @@ def sweep(
     failed = Sweep(data, out, where, jobs, smoke).run(seeds)
     if failed:
         raise ExperimentError(f"{len(failed)} runs failed: {', '.join(failed)}. Started again, the sweep retries them.")
+
+
+@app.command()
+def speed(
+    dataset: Annotated[str, typer.Option(help="sst5 or imdb")] = "imdb",
+    rows: Annotated[str, typer.Option(help="rows beside the full table, with commas")] = "TT1,TT2,TT3",
+    steps: Annotated[int, typer.Option(min=2)] = 20,
+    data: Data = None,
+) -> None:
+    """Training speed of rows against the full table, in turns; tokens a second."""
+    from experiments.sentiment.speed import speeds
+
+    for found in speeds(dataset, rows.split(","), steps, data):
+        figures = f"{found.per_second:>8,.0f} tokens/s  {found.per_processor_second:>8,.0f} a processor second"
+        print(f"{found.row:<6}{figures}  {found.relative:.2f} of full")
 
 
 def main() -> None:

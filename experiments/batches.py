@@ -45,7 +45,9 @@ def by_length(texts: Sequence[Sequence[int]], labels: Sequence[int]) -> tuple[Gr
     for number, text in enumerate(texts):
         members[len(text)].append(number)
     return tuple(
-        Group(torch.tensor([list(texts[k]) for k in members[length]]), torch.tensor([labels[k] for k in members[length]]))
+        Group(
+            torch.tensor([list(texts[k]) for k in members[length]]), torch.tensor([labels[k] for k in members[length]])
+        )
         for length in sorted(members)
     )
 

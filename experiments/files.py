@@ -21,12 +21,14 @@ def gzip_lines(path: Path) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(file, 1):
                 yield number, line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise ExperimentError(f"{path.name} is damaged or cut short after line {number}: {error}. Copy it anew.") from None
+        raise ExperimentError(
+            f"{path.name} is damaged or cut short after line {number}: {error}. Copy it anew."
+        ) from None
     except UnicodeDecodeError:
         raise ExperimentError(f"{path.name}, line {number + 1}: not UTF-8.") from None
 
 
-def write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes | memoryview) -> None:
     """The new file or the old one, whatever happens in between."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

@@ -83,7 +83,9 @@ def read(path: Path) -> list[dict[str, Any]]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ExperimentError(f"{path.name}, line {number}: not a JSON object ({error}). Remove the line.") from None
+            raise ExperimentError(
+                f"{path.name}, line {number}: not a JSON object ({error}). Remove the line."
+            ) from None
         if not isinstance(record, dict):
             raise ExperimentError(f"{path.name}, line {number}: not a JSON object. Remove the line.")
         records.append(record)

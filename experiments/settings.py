@@ -42,7 +42,8 @@ class Settings:
     std: float | None = None  # of the drawn table; None is Glorot's
     max_tokens: int | None = None  # the last ones of each text
     phrases: bool = False
-    train_limit: int | None = None
+    train_limit: int | None = None  # train on so many texts; words are counted on all
+    examples: int | None = None  # as if each split had only so many texts
     batch: int = 32
     lr: float = 1e-3
     clip: float = 1.0
@@ -150,8 +151,10 @@ def made(values: Mapping[str, Any], where: str = "") -> Settings:
     given = dict(values)
     given["format"] = canonical_format(given.get("format", "full"), where)
     if given.get("shape") is not None:
-        rows, cols = given["shape"]
-        given["shape"] = (tuple(rows), tuple(cols))
+        shape = given["shape"]
+        if len(shape) != 2 or not all(isinstance(part, (list, tuple)) for part in shape):
+            raise ExperimentError(f"{where}shape = {shape} should be two lists: factors of the rows, of the columns.")
+        given["shape"] = (tuple(shape[0]), tuple(shape[1]))
     try:
         return Settings(**given)
     except TypeError as error:
@@ -161,5 +164,5 @@ def made(values: Mapping[str, Any], where: str = "") -> Settings:
 def smoke(settings: Settings) -> Settings:
     """The same row in seconds: a few examples, two short epochs, small layers, the same table."""
     return replace(
-        settings, train_limit=64, hidden=8, epochs=2, patience=2, max_tokens=min(settings.max_tokens or 24, 24), batch=8
+        settings, examples=64, hidden=8, epochs=2, patience=2, max_tokens=min(settings.max_tokens or 24, 24), batch=8
     )

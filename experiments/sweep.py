@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -26,7 +26,7 @@ class Sweep:
     results: Path
     jobs: int = 1
     smoke: bool = False
-    console: Console = Console()
+    console: Console = field(default_factory=Console)
 
     def run(self, seeds: int | None = None) -> list[str]:
         """Search, then every run that is missing; the names of those that failed."""
@@ -42,22 +42,14 @@ class Sweep:
         return failed
 
     def search(self, dataset: str, pool: ThreadPoolExecutor) -> list[str]:
-        """The learning rate of each format on the validation set, where it is not known yet."""
+        """What is missing of the grid of each format."""
         wanted = [
-            (dataset, format, settings.lr)
-            for format in task.SEARCHED_ROW
-            if not self.smoke and task.searched_rate(self.results, dataset, format) is None
-            for settings in task.searches(dataset, format)
-            if not self.searched(dataset, format, settings.lr)
+            (dataset, row, point)
+            for format, row in task.SEARCHED_ROWS[dataset].items()
+            for point in task.GRID
+            if not self.smoke and point not in task.points(self.results, dataset, format)
         ]
-        return [name for name in pool.map(lambda entry: self.try_rate(*entry), wanted) if name]
-
-    def searched(self, dataset: str, format: str, rate: float) -> bool:
-        """Has this point of the grid a result?"""
-        return any(
-            (record["dataset"], record["format"], record["settings"]["lr"]) == (dataset, format, rate)
-            for record in read(self.results / task.SEARCH_FILE)
-        )
+        return [name for name in pool.map(lambda entry: self.try_point(*entry), wanted) if name]
 
     def done(self, dataset: str, row: str, seed: int) -> bool:
         """Has this run a result?"""
@@ -66,11 +58,11 @@ class Sweep:
             for record in read(self.results / task.RESULTS_FILE)
         )
 
-    def try_rate(self, dataset: str, format: str, rate: float) -> str | None:
+    def try_point(self, dataset: str, row: str, point: tuple[float, float | None]) -> str | None:
         """One point of the grid."""
-        config = f"{dataset}-{task.searched_row(dataset, format)}"
-        name = f"search-{config}-{rate:g}"
-        return self.process(name, [config, "--lr", repr(rate), "--search"], 0)
+        rate, std = point
+        options = ["--lr", repr(rate), *(["--std", repr(std)] if std is not None else []), "--search"]
+        return self.process(f"search-{dataset}-{row}-{rate:g}-{std or 'glorot'}", [f"{dataset}-{row}", *options], 0)
 
     def one(self, dataset: str, row: str, seed: int) -> str | None:
         """One run of the tables."""

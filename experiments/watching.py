@@ -34,7 +34,9 @@ class Watch:
         self.bar.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.bar.stop()
         if self.board is not None:
             self.board.close()
@@ -49,7 +51,9 @@ class Watch:
 
     def epoch(self, step: int, figures: dict[str, Any]) -> None:
         """After each epoch: a line that stays."""
-        told = "  ".join(f"{key} {value:.4f}" if isinstance(value, float) else f"{key} {value}" for key, value in figures.items())
+        told = "  ".join(
+            f"{key} {value:.4f}" if isinstance(value, float) else f"{key} {value}" for key, value in figures.items()
+        )
         self.say(f"{self.name}  {told}")
         if self.board is not None:
             for key, value in figures.items():

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from array import array
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from experiments.batches import Group, by_length
 from experiments.errors import ExperimentError, unknown
 from experiments.files import gzip_lines
-from experiments.sentiment.model import UNKNOWN
+from experiments.sentiment.model import FIRST_WORD, UNKNOWN
 from experiments.sentiment.trees import parse
 from experiments.settings import Settings
 
@@ -27,9 +26,10 @@ IMDB_ORIGINAL = "stanfordnlp/imdb"
 HELD_OUT = 10  # one training review of IMDB in this many is for validation
 
 # Words with their apostrophes, and each other sign by itself; case is kept.
-WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
+WORD = re.compile(r"\w+(?:['\u2019]\w+)*|[^\w\s]")
 
-Labelled = tuple[Sequence[str], int]  # tokens, label
+Labelled = tuple[Sequence[str], int]  # tokens, or a string of them, and the label
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,50 +47,51 @@ class Data:
 
 def load(settings: Settings, folder: Path | None) -> Data:
     """Read, number and group a dataset; the words are those of the training texts, most frequent first."""
-    readers: dict[str, Callable[[Path | None, bool], dict[str, Iterable[Labelled]]]] = {"sst5": sst5, "imdb": imdb}
+    readers: dict[str, Callable[[Path | None, bool], dict[str, list[Labelled]]]] = {"sst5": sst5, "imdb": imdb}
     if settings.dataset not in readers:
         raise unknown("dataset", settings.dataset, readers)
     if folder is not None and not folder.is_dir():
         raise ExperimentError(f"--data {folder}: there is no such folder; leave it out to fetch the public originals.")
+    read = readers[settings.dataset](folder, settings.phrases)
     numbers: defaultdict[str, int] = defaultdict()  # as they appear: millions of equal strings are not kept
     numbers.default_factory = numbers.__len__
     counts: Counter[int] = Counter()
-    raw: dict[str, tuple[list[array[int]], list[int]]] = {}
-    for split, examples in readers[settings.dataset](folder, settings.phrases).items():
-        texts, labels = raw[split] = [], []
-        for tokens, label in examples:
-            text = array("q", [numbers[token] for token in tokens])
+    raw: dict[str, list[tuple[array[int], int]]] = {}
+    for split in SPLITS:
+        raw[split] = []
+        for text, label in spread(read.pop(split), settings.examples):
+            tokens = tokenize(text) if isinstance(text, str) else text
+            numbered = array("q", [numbers[token] for token in tokens])
             if split == "train":
-                counts.update(text)
-            texts.append(text[-settings.max_tokens :] if settings.max_tokens else text)
-            labels.append(label)
+                counts.update(numbered)
+            if numbered:
+                raw[split].append((numbered[-settings.max_tokens :] if settings.max_tokens else numbered, label))
     names = list(numbers)
     chosen = choose_words({names[number]: count for number, count in counts.items()}, settings.vocabulary)
     rank = [UNKNOWN] * len(names)
-    for place, word in enumerate(chosen):
-        if word in numbers:
-            rank[numbers[word]] = place
-    splits = {split: grouped(*raw[split], rank, settings.train_limit) for split in SPLITS}
+    for place, word in enumerate(chosen[FIRST_WORD:], FIRST_WORD):
+        rank[numbers[word]] = place
+    raw["train"] = spread(raw["train"], settings.train_limit)
+    splits = {
+        split: by_length([[rank[word] for word in text] for text, _ in texts], [label for _, label in texts])
+        for split, texts in raw.items()
+    }
     return Data(splits, chosen, CLASSES[settings.dataset])
 
 
-def grouped(
-    texts: list[array[int]], labels: list[int], rank: Sequence[int], limit: int | None
-) -> tuple[Group, ...]:
-    """Groups of equal length, of all texts or of ``limit`` spread evenly over them (files may be sorted by label)."""
-    count = len(texts) if limit is None else min(limit, len(texts))
-    spread = [k * len(texts) // count for k in range(count)]
-    kept = [k for k in spread if len(texts[k])]
-    return by_length([[rank[word] for word in texts[k]] for k in kept], [labels[k] for k in kept])
+def spread(examples: list[T], limit: int | None) -> list[T]:
+    """All, or ``limit`` spread evenly over them: files may be sorted by label."""
+    count = len(examples) if limit is None else min(limit, len(examples))
+    return [examples[k * len(examples) // count] for k in range(count)]
 
 
 def choose_words(counts: dict[str, int], size: int) -> tuple[str, ...]:
     """Padding, the unknown word and the most frequent ones, ``size`` in all; equally frequent ones by name."""
     ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return ("<pad>", "<unk>", *ranked[: size - 2])
+    return ("<pad>", "<unk>", *ranked[: max(size - FIRST_WORD, 0)])
 
 
-def sst5(folder: Path | None, phrases: bool) -> dict[str, Iterable[Labelled]]:
+def sst5(folder: Path | None, phrases: bool) -> dict[str, list[Labelled]]:
     """The official splits: the sentences at the roots of the trees; for training also all phrases, if asked."""
     if folder is not None:
         lines = {split: gzip_lines(folder / "sst5" / f"{name}.txt.gz") for split, name in SST_FILES.items()}
@@ -101,7 +102,7 @@ def sst5(folder: Path | None, phrases: bool) -> dict[str, Iterable[Labelled]]:
             for split in SST_FILES
         }
     return {
-        split: labelled_trees(numbered, f"{SST_FILES[split]}.txt", phrases and split == "train")
+        split: list(labelled_trees(numbered, f"{SST_FILES[split]}.txt", phrases and split == "train"))
         for split, numbered in lines.items()
     }
 
@@ -114,7 +115,7 @@ def labelled_trees(lines: Iterable[tuple[int, str]], name: str, phrases: bool) -
             yield from nodes if phrases else nodes[-1:]
 
 
-def imdb(folder: Path | None, phrases: bool) -> dict[str, Iterable[Labelled]]:
+def imdb(folder: Path | None, phrases: bool) -> dict[str, list[Labelled]]:
     """Official test half; of the training half the last tenth of each class is for validation.
 
     Neighbouring reviews are of one film: a tenth in one piece shares few films with the rest, as the test half does.
@@ -132,12 +133,12 @@ def imdb(folder: Path | None, phrases: bool) -> dict[str, Iterable[Labelled]]:
     return {
         "train": [example for label, examples in of_class.items() for example in examples[: kept[label]]],
         "validation": [example for label, examples in of_class.items() for example in examples[kept[label] :]],
-        "test": halves["test"],
+        "test": list(halves["test"]),
     }
 
 
 def reviews(path: Path) -> Iterator[Labelled]:
-    """Tokens and label of each line of a file of JSON objects."""
+    """Text and label of each line of a file of JSON objects."""
     for number, line in gzip_lines(path):
         where = f"{path.name}, line {number}"
         try:
@@ -148,22 +149,21 @@ def reviews(path: Path) -> Iterator[Labelled]:
 
 
 def original_reviews(half: str) -> Iterator[Labelled]:
-    """Tokens and label of each review of the public original."""
+    """Text and label of each review of the public original."""
     for number, record in enumerate(fetched(IMDB_ORIGINAL, half), 1):
         yield review(record, f"{IMDB_ORIGINAL}, {half} {number}")
 
 
 def review(record: Any, where: str) -> Labelled:
-    """Tokens and label of one review."""
+    """Text and label of one review."""
     if not isinstance(record, dict) or not isinstance(record.get("text"), str) or record.get("label") not in (0, 1):
         raise ExperimentError(f'{where}: expected {{"text": a string, "label": 0 or 1}}, got {str(record)[:80]}.')
-    return tokenize(record["text"]), int(record["label"])
+    return record["text"], int(record["label"])
 
 
 def tokenize(text: str) -> list[str]:
     """Words and signs; line breaks of HTML are spaces."""
-    # Interned: a word is kept once, however often it is read.
-    return [sys.intern(word) for word in WORD.findall(text.replace("<br />", " "))]
+    return WORD.findall(text.replace("<br />", " "))
 
 
 def fetched(name: str, split: str, **options: Any) -> Iterable[dict[str, Any]]:

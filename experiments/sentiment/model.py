@@ -8,7 +8,7 @@ from torch import Tensor, nn
 import tensorbed as tb
 from experiments.settings import Settings
 
-PAD, UNKNOWN = 0, 1
+PAD, UNKNOWN, FIRST_WORD = 0, 1, 2
 
 
 class Classifier(nn.Module):

@@ -7,11 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accelerate import PartialState
+
 from experiments.checkpoints import NAME
 from experiments.records import RESULTS, append
 from experiments.sentiment import task
 from experiments.sentiment.train import How, train
-from experiments.settings import Settings, smoke as tiny
+from experiments.settings import Settings
+from experiments.settings import smoke as tiny
 
 
 def settle(config: str | None, options: Mapping[str, Any], results: Path, *, smoke: bool, search: bool) -> Settings:
@@ -22,7 +25,7 @@ def settle(config: str | None, options: Mapping[str, Any], results: Path, *, smo
     if search:
         dataset = options.get("dataset") or name.split("-")[0]
         options = {**task.SEARCH_OPTIONS[dataset], **{k: v for k, v in options.items() if v is not None}}
-    settings = task.with_searched_rate(name, options, results)
+    settings = task.with_found(name, options, results)
     return tiny(settings) if smoke else settings
 
 
@@ -47,10 +50,12 @@ def run(
     settings = settle(config, options, where, smoke=smoke, search=search)
     plan = How(**{**how, "test": not search})
     if search:
-        settings = replace(settings, row=f"{settings.row}-lr{settings.lr:g}")
+        settings = replace(settings, row=f"{settings.row}-lr{settings.lr:g}-std{settings.std or 'glorot'}")
     folder = plan.out / f"{settings.dataset}-{settings.row}-{settings.seed}"
     if resume_if_possible and (folder / NAME).exists():
         plan = replace(plan, resume=True)
     record = train(settings, plan)
+    if not PartialState().is_main_process:
+        return
     append(where / (task.SEARCH_FILE if search else task.RESULTS_FILE), record)
     (folder / NAME).unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,17 @@ import torch.nn.functional as F
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from experiments.batches import Batch, EqualLengthBatches
 from experiments.checkpoints import Checkpoints
 from experiments.errors import ExperimentError
+from experiments.interrupts import Interrupts
 from experiments.records import about, peak_memory
 from experiments.sentiment.data import Data, load
 from experiments.sentiment.model import Classifier
 from experiments.settings import Settings
+from experiments.sharding import load_whole_model, load_whole_optimizer, shard, whole_model, whole_optimizer
 from experiments.watching import Watch
 
 EVALUATION_BATCH = 256
@@ -83,17 +86,30 @@ class Training:
 
     def prepared(self) -> tuple[nn.Module, Any]:
         """Model and optimiser as accelerate has them: on the device, distributed, in the precision asked for."""
+        if self.how.fsdp:
+            placed = self.accelerator.prepare_model(self.classifier, evaluation_mode=True)  # without DDP around it
+            model = shard(placed)
+            return model, torch.optim.Adam(model.parameters(), lr=self.settings.lr, fused=True)
         optimizer = torch.optim.Adam(self.classifier.parameters(), lr=self.settings.lr, fused=True)
         model, prepared = self.accelerator.prepare(self.classifier, optimizer)
         return model, prepared
 
-    def run_epoch(self, watch: Watch, checkpoints: Checkpoints) -> None:
+    def gathering(self, last: bool) -> AbstractContextManager[None]:
+        """Gradients go from process to process with the last piece of a batch only."""
+        if isinstance(self.model, FSDPModule):
+            self.model.set_requires_gradient_sync(last)
+            return nullcontext()
+        waiting: AbstractContextManager[None] = self.accelerator.no_sync(self.model)
+        return nullcontext() if last else waiting
+
+    def run_epoch(self, watch: Watch, checkpoints: Checkpoints, interrupts: Interrupts) -> None:
         """The rest of an epoch, from where the state stands."""
         self.model.train()
         state = self.state
         begun = time.perf_counter()
         for batch in self.train_batches.epoch(state.epoch, state.step):
-            loss = self.step(batch)
+            mine = self.step(batch)
+            loss, due, asked = self.agreed(mine, checkpoints.due(), interrupts.asked)
             state.step += 1
             state.loss += loss
             state.texts += len(batch.labels)
@@ -109,11 +125,23 @@ class Training:
             metric = state.history[-1]["val_accuracy"] if state.history else None
             done = state.epoch * len(self.train_batches) + state.step
             watch.step(done, state.loss / state.texts, metric, state.tokens / state.seconds)
-            if checkpoints.due():
+            if due or asked:
                 self.save(checkpoints)
+            if asked:
+                raise ExperimentError(
+                    f"stopped after step {state.step} of epoch {state.epoch + 1}. {checkpoints.kept()}"
+                )
+
+    def agreed(self, loss: float, due: bool, asked: bool) -> tuple[float, bool, bool]:
+        """The loss over all processes, and what any of them wants: they have to save together."""
+        if self.processes == 1:
+            return loss, due, asked
+        sums = self.accelerator.reduce(torch.tensor([loss, float(due), float(asked)], dtype=torch.float64), "sum")
+        total, dues, askings = sums.tolist()
+        return total, dues > 0, askings > 0
 
     def step(self, batch: Batch) -> float:
-        """One step of the optimiser; the loss summed over the batch's texts.
+        """One step of the optimiser; the loss summed over this process's texts.
 
         Processes and accumulation only divide the batch: the gradient is that of the sum over all its texts, divided
         by the full batch size.
@@ -124,7 +152,7 @@ class Training:
         total = torch.zeros(())
         for part in range(parts):
             piece, _ = mine.part(part, parts)
-            with self.accelerator.no_sync(self.model) if part < parts - 1 else nullcontext():
+            with self.gathering(last=part == parts - 1):
                 loss = self.losses(piece) @ weight[part::parts].to(self.accelerator.device)
                 # Gradients are averaged over processes: times their number they are summed.
                 self.accelerator.backward(loss * (self.processes / self.settings.batch))
@@ -134,7 +162,7 @@ class Training:
         self.scheduler.step()
         self.optimizer.zero_grad()
         self.state.computing += time.perf_counter() - begun
-        return float(self.accelerator.reduce(total, "sum")) if self.processes > 1 else float(total)
+        return float(total)
 
     def losses(self, batch: Batch) -> Tensor:  # -> (texts,)
         """Cross-entropy of each text."""
@@ -179,10 +207,17 @@ class Training:
 
     def model_state(self) -> dict[str, Tensor]:
         """A copy of the model's tensors."""
-        return {name: tensor.detach().cpu().clone() for name, tensor in self.accelerator.get_state_dict(self.model).items()}
+        if self.how.fsdp:
+            return whole_model(self.model)
+        return {
+            name: tensor.detach().cpu().clone() for name, tensor in self.accelerator.get_state_dict(self.model).items()
+        }
 
     def load_model(self, tensors: dict[str, Tensor]) -> None:
         """Put a copy back."""
+        if self.how.fsdp:
+            load_whole_model(self.model, tensors)
+            return
         self.accelerator.unwrap_model(self.model).load_state_dict(tensors)
 
     def save(self, checkpoints: Checkpoints) -> None:
@@ -190,7 +225,7 @@ class Training:
         random = gather_object([torch.get_rng_state()]) if self.processes > 1 else [torch.get_rng_state()]
         content = {
             "model": self.model_state(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": whole_optimizer(self.model, self.optimizer) if self.how.fsdp else self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "random": random,
             "state": asdict(self.state),
@@ -208,7 +243,10 @@ class Training:
                 "go on with as many."
             )
         self.load_model(content["model"])
-        self.optimizer.load_state_dict(content["optimizer"])
+        if self.how.fsdp:
+            load_whole_optimizer(self.model, self.optimizer, content["optimizer"])
+        else:
+            self.optimizer.load_state_dict(content["optimizer"])
         self.scheduler.load_state_dict(content["scheduler"])
         torch.set_rng_state(content["random"][self.accelerator.process_index])
         self.state, self.best = State(**content["state"]), content["best"]
@@ -221,7 +259,7 @@ def accelerator_of(settings: Settings) -> Accelerator:
     wanted = int(os.environ.get("WORLD_SIZE", "1"))
     if accelerator.num_processes != wanted:
         raise ExperimentError(
-            f"{wanted} processes were started and accelerate uses {accelerator.num_processes}; start them with torchrun."
+            f"{wanted} processes were started, accelerate uses {accelerator.num_processes}; start them with torchrun."
         )
     return accelerator
 
@@ -239,10 +277,11 @@ def train(settings: Settings, how: How) -> dict[str, Any]:
         run.restore(checkpoints)
     begun = time.perf_counter() - run.state.total
     main = run.accelerator.is_main_process
-    with Watch(name, run.steps, main=main, logs=folder / "tensorboard" if how.tensorboard else None) as watch:
+    logs = folder / "tensorboard" if how.tensorboard else None
+    with Watch(name, run.steps, main=main, logs=logs) as watch, Interrupts() as interrupts:
         going = run.state.epoch < settings.epochs
         while going:
-            run.run_epoch(watch, checkpoints)
+            run.run_epoch(watch, checkpoints, interrupts)
             going = run.close_epoch(watch)
             run.state.total = time.perf_counter() - begun
             run.save(checkpoints)

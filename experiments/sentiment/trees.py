@@ -22,7 +22,9 @@ def parse(line: str, where: str) -> list[tuple[list[str], int]]:
         if sign == "(":
             label = next(signs, "nothing")
             if label not in LABELS:
-                raise ExperimentError(f"{where}: malformed tree, a node begins with {label!r}, not a label from 0 to 4.")
+                raise ExperimentError(
+                    f"{where}: malformed tree, a node begins with {label!r}, not a label from 0 to 4."
+                )
             opened.append((int(label), len(leaves)))
         elif not opened:
             raise ExperimentError(f"{where}: malformed tree, it begins with {sign!r}, not with an open bracket.")
