@@ -87,6 +87,22 @@ def sweep(
 
 
 @app.command()
+def report(
+    results: Annotated[Path, typer.Option(help="folder with the result lines; the report is written there")] = RESULTS,
+) -> None:
+    """Turn the result lines into the paper's tables, as Markdown and as one page with plots."""
+    from experiments.records import read
+    from experiments.report import summarise, write_markdown, write_page
+    from experiments.sentiment import task
+
+    lines, searches = read(results / task.RESULTS_FILE), read(results / task.SEARCH_FILE)
+    summary = summarise(lines, searches, task.PAPER)
+    write_markdown(summary, results / "sentiment.md")
+    write_page(summary, results / "sentiment.html")
+    print(f"{results / 'sentiment.md'} and {results / 'sentiment.html'}, from {len(lines)} runs")
+
+
+@app.command()
 def speed(
     dataset: Annotated[str, typer.Option(help="sst5 or imdb")] = "imdb",
     rows: Annotated[str, typer.Option(help="rows beside the full table, with commas")] = "TT1,TT2,TT3",

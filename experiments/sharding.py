@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+_WHOLE = StateDictOptions(full_state_dict=True)
 
 
 def shard(model: nn.Module) -> nn.Module:
@@ -34,20 +34,21 @@ def _refresh(module: nn.Module, _: Any) -> None:
 
 
 def whole_model(model: nn.Module) -> dict[str, Any]:
-    """All tensors, whole, in the first process; all processes call it."""
-    return dict(get_model_state_dict(model, options=_WHOLE))
+    """All tensors, whole, in every process; all processes call it."""
+    tensors: dict[str, Any] = get_model_state_dict(model, options=_WHOLE)
+    return {name: value.cpu().clone() for name, value in tensors.items()}
 
 
 def load_whole_model(model: nn.Module, tensors: dict[str, Any]) -> None:
     """Each process takes its share."""
-    set_model_state_dict(model, tensors, options=StateDictOptions(full_state_dict=True))
+    set_model_state_dict(model, tensors, options=_WHOLE)
 
 
 def whole_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """The optimiser's tensors, whole, in the first process."""
+    """The optimiser's tensors, whole, in every process."""
     return dict(get_optimizer_state_dict(model, optimizer, options=_WHOLE))
 
 
 def load_whole_optimizer(model: nn.Module, optimizer: Optimizer, content: dict[str, Any]) -> None:
     """Each process takes its share."""
-    set_optimizer_state_dict(model, optimizer, content, options=StateDictOptions(full_state_dict=True))
+    set_optimizer_state_dict(model, optimizer, content, options=_WHOLE)

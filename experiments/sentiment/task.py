@@ -11,6 +11,7 @@ from experiments.records import read
 from experiments.settings import Settings, configured
 
 NAME = "sentiment"
+PAPER = Path(__file__).parent / "paper.toml"
 CONFIGS = Path(__file__).parent / "configs"
 RESULTS_FILE = "sentiment.jsonl"
 SEARCH_FILE = "sentiment_search.jsonl"
