@@ -37,7 +37,10 @@ class Sweep:
         failed: list[str] = []
         with ThreadPoolExecutor(self.jobs) as pool:
             for dataset, rows in stages(todo):
-                failed += self.search(dataset, pool)
+                missing = self.search(dataset, pool)
+                failed += missing
+                if missing:  # rows with rates that were not searched would not be comparable
+                    continue
                 failed += [name for name in pool.map(lambda entry: self.one(*entry), rows) if name]
         return failed
 

@@ -302,7 +302,10 @@ def result(run: Training, test: tuple[float, float] | None, seconds: float) -> d
         "row": settings.row,
         "seed": settings.seed,
         "format": settings.format,
-        "shape": settings.shape or [[structure.rows], [structure.cols]],
+        "shape": [
+            list(getattr(structure, "row_factors", (structure.rows,))),
+            list(getattr(structure, "col_factors", (structure.cols,))),
+        ],
         "ranks": list(getattr(structure, "ranks", ())) or ([settings.rank] if settings.rank else []),
         "table_parameters": structure.numel,
         "total_parameters": sum(tensor.numel() for tensor in run.classifier.parameters()),

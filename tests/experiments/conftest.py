@@ -1,5 +1,13 @@
 import pytest
-import tiny
+import small_files as tiny
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerator():
+    """accelerate keeps the precision of the first run in a process for all later ones."""
+    from accelerate.state import AcceleratorState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture

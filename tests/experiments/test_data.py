@@ -4,7 +4,7 @@ import sys
 import types
 
 import pytest
-import tiny
+import small_files as tiny
 import torch
 
 pytest.importorskip("accelerate")

@@ -8,6 +8,7 @@ import tensorbed as tb
 from experiments.errors import ExperimentError
 from experiments.records import append
 from experiments.sentiment import task
+from experiments.sentiment.run import settle
 from experiments.settings import configured, row_names
 
 # The paper's ratios, over the real vocabulary, cut or rounded to whole numbers; low rank: (I + J) R numbers.
@@ -99,3 +100,17 @@ def test_the_best_point_of_a_whole_grid_is_taken_and_the_earlier_of_equals(tmp_p
     assert (row.lr, row.std) == (rate, std)
     assert task.with_found("sst5-tt2", {"lr": 0.5}, tmp_path).lr == 0.5
     assert task.with_found("sst5-full", {}, tmp_path).lr == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "name"),
+    [
+        ("sst5-tt1", {"seed": 3}, "TT1"),
+        ("sst5-tt1", {"rank": 16, "precision": "bf16"}, "TT1"),
+        ("sst5-tt1", {"rank": 8, "epochs": 2}, "TT1-rank=8-epochs=2"),
+        (None, {"format": "tt", "rank": 4}, "tensor_train-rank4"),
+        (None, {}, "full"),
+    ],
+)
+def test_a_row_that_was_changed_has_another_name(tmp_path, config, options, name):
+    assert settle(config, options, tmp_path, smoke=False, search=False).row == name

@@ -71,6 +71,14 @@ def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, started):
     assert len(rows(commands)) == len(commands) == 20
 
 
+def test_rows_wait_for_a_whole_search(tmp_path, started):
+    commands, codes = started
+    codes["sst5-full"] = 2
+    failed = made(tmp_path).run(seeds=1)
+    assert [name.split("-")[0] for name in failed] == ["search"] * len(task.GRID)
+    assert {row.split("-")[0] for row, _ in rows(commands)} == {"imdb"}
+
+
 def test_stages_keep_the_order():
     runs = [("a", "x", 0), ("a", "y", 0), ("b", "x", 0), ("a", "x", 1)]
     assert [(name, len(entries)) for name, entries in stages(runs)] == [("a", 2), ("b", 1), ("a", 1)]
