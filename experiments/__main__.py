@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.errors import ExperimentError, unknown
+from experiments.errors import ExperimentError, Stopped, unknown
 from experiments.records import RESULTS
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -81,7 +81,7 @@ def sweep(
     if not table:
         raise ExperimentError("say what to run: --table, all rows of the paper's tables.")
     where = results or (out if smoke else RESULTS)
-    failed = Sweep(data, out, where, jobs, smoke).run(seeds)
+    failed = Sweep(data and data.resolve(), out.resolve(), where.resolve(), jobs, smoke).run(seeds)
     if failed:
         raise ExperimentError(f"{len(failed)} runs failed: {', '.join(failed)}. Started again, the sweep retries them.")
 
@@ -118,9 +118,11 @@ def speed(
 
 
 def main() -> None:
-    """Errors of the laboratory without a traceback, as one sentence and exit code 2."""
+    """Errors of the laboratory without a traceback: one sentence and exit code 2, or 130 for a run that was stopped."""
     try:
         app(standalone_mode=False)
+    except Stopped as stop:
+        sys.exit(_fail(str(stop), 130))
     except ExperimentError as error:
         sys.exit(_fail(f"error: {error}"))
     except typer.Exit as end:
@@ -133,9 +135,9 @@ def main() -> None:
         sys.exit(_fail(f"error: {error.format_message()}"))
 
 
-def _fail(text: str) -> int:
+def _fail(text: str, code: int = 2) -> int:
     print(text, file=sys.stderr)
-    return 2
+    return code
 
 
 if __name__ == "__main__":

@@ -10,6 +10,10 @@ class ExperimentError(Exception):
     """Wrong input or a run that cannot go on; the message says what was given, what is allowed and what to do."""
 
 
+class Stopped(ExperimentError):  # noqa: N818 - nothing is wrong
+    """Somebody asked a run to stop, and it did."""
+
+
 def unknown(kind: str, given: str, known: Iterable[str], where: str = "") -> ExperimentError:
     """An error for a name that is not known, with the nearest one that is."""
     names = sorted(known)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 from rich.console import Console
 
+from experiments.errors import Stopped
 from experiments.records import ROOT, read
 from experiments.sentiment import task
 
@@ -27,6 +31,7 @@ class Sweep:
     jobs: int = 1
     smoke: bool = False
     console: Console = field(default_factory=Console)
+    children: set[subprocess.Popen[bytes]] = field(default_factory=set)
 
     def run(self, seeds: int | None = None) -> list[str]:
         """Search, then every run that is missing; the names of those that failed."""
@@ -35,7 +40,7 @@ class Sweep:
             todo = [entry for entry in todo if entry[2] < seeds]
         self.console.print(f"{len(todo)} runs to do, {len(list(task.runs()))} in the tables")
         failed: list[str] = []
-        with ThreadPoolExecutor(self.jobs) as pool:
+        with self.stoppable(), ThreadPoolExecutor(self.jobs) as pool:
             for dataset, rows in stages(todo):
                 missing = self.search(dataset, pool)
                 failed += missing
@@ -43,6 +48,23 @@ class Sweep:
                     continue
                 failed += [name for name in pool.map(lambda entry: self.one(*entry), rows) if name]
         return failed
+
+    @contextmanager
+    def stoppable(self) -> Iterator[None]:
+        """Ctrl-C reaches the runs by itself, SIGTERM is passed on; they save, and what has not begun does not begin."""
+
+        def pass_on(kind: int, frame: FrameType | None) -> None:
+            for child in list(self.children):
+                child.terminate()
+            raise KeyboardInterrupt
+
+        before = signal.signal(signal.SIGTERM, pass_on)
+        try:
+            yield
+        except KeyboardInterrupt:
+            raise Stopped("stopped; the same command goes on where it was.") from None
+        finally:
+            signal.signal(signal.SIGTERM, before)
 
     def search(self, dataset: str, pool: ThreadPoolExecutor) -> list[str]:
         """What is missing of the grid of each format."""
@@ -83,10 +105,11 @@ class Sweep:
         threads = max(1, (os.cpu_count() or 1) // self.jobs)
         begun = time.monotonic()
         with log.open("a", encoding="utf-8") as file:
-            code = subprocess.run(
-                command, cwd=ROOT, stdout=file, stderr=file, check=False,
-                env={**os.environ, "OMP_NUM_THREADS": str(threads)},
-            ).returncode  # fmt: skip
+            environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+            child = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, env=environment)
+            self.children.add(child)
+            code = child.wait()
+            self.children.discard(child)
         seconds = time.monotonic() - begun
         end = "done" if code == 0 else f"failed with exit code {code}, see {log}"
         self.console.print(f"{time.strftime('%H:%M:%S')}  {name}  {end}  {seconds:.0f} s", highlight=False)

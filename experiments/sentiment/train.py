@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from experiments.batches import Batch, EqualLengthBatches
 from experiments.checkpoints import Checkpoints
-from experiments.errors import ExperimentError
+from experiments.errors import ExperimentError, Stopped
 from experiments.interrupts import Interrupts
 from experiments.records import about, peak_memory
 from experiments.sentiment.data import Data, load
@@ -128,9 +128,7 @@ class Training:
             if due or asked:
                 self.save(checkpoints)
             if asked:
-                raise ExperimentError(
-                    f"stopped after step {state.step} of epoch {state.epoch + 1}. {checkpoints.kept()}"
-                )
+                raise Stopped(f"stopped after step {state.step} of epoch {state.epoch + 1}. {checkpoints.kept()}")
 
     def agreed(self, loss: float, due: bool, asked: bool) -> tuple[float, bool, bool]:
         """The loss over all processes, and what any of them wants: they have to save together."""

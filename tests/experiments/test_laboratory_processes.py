@@ -46,7 +46,7 @@ def test_a_run_killed_at_any_step_or_stopped_by_ctrl_c_ends_as_if_nothing_had_ha
     code, _ = stopped(words, signal.SIGKILL, random.randint(1, 8))
     assert code == -signal.SIGKILL
     code, told = stopped([*words, "--resume"], signal.SIGINT, 1)
-    assert code == 2
+    assert code == 130
     assert "stopped after step" in told
     assert "--resume goes on" in told
     code, _, told = run(*arguments(config, data, tmp_path / "cut", "--resume"))

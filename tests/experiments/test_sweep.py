@@ -1,4 +1,7 @@
+import os
+import signal
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +11,7 @@ from rich.console import Console
 pytest.importorskip("accelerate")
 
 from experiments import sweep as sweep_module
+from experiments.errors import Stopped
 from experiments.records import append
 from experiments.sentiment import task
 from experiments.sweep import Sweep, stages
@@ -18,17 +22,20 @@ def started(monkeypatch):
     """Every process that would be started, ended at once with the code given for it."""
     commands, codes = [], {}
 
-    class Done:
-        def __init__(self, returncode):
-            self.returncode = returncode
+    class Process:
+        def __init__(self, command, **options):
+            assert Path(options["cwd"]) == ROOT
+            commands.append(command)
+            self.code = codes.get(command[command.index("--config") + 1], 0)
 
-    def run(command, **options):
-        name = command[command.index("--config") + 1]
-        commands.append(command)
-        assert Path(options["cwd"]) == ROOT
-        return Done(codes.get(name, 0))
+        def wait(self):
+            return self.code() if callable(self.code) else self.code
 
-    monkeypatch.setattr(sweep_module.subprocess, "run", run)
+        def terminate(self):
+            codes["terminated"].append(self)
+
+    codes["terminated"] = []
+    monkeypatch.setattr(sweep_module.subprocess, "Popen", Process)
     return commands, codes
 
 
@@ -77,6 +84,37 @@ def test_rows_wait_for_a_whole_search(tmp_path, started):
     failed = made(tmp_path).run(seeds=1)
     assert [name.split("-")[0] for name in failed] == ["search"] * len(task.GRID)
     assert {row.split("-")[0] for row, _ in rows(commands)} == {"imdb"}
+
+
+def test_a_sweep_that_is_ended_passes_it_on_and_starts_nothing_more(tmp_path, started):
+    commands, codes = started
+    gone = threading.Event()
+
+    def wait():
+        os.kill(os.getpid(), signal.SIGTERM)
+        gone.wait(30)
+        return 130
+
+    codes["sst5-LR3"] = wait
+    codes["terminated"] = terminated = _Ends(gone)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped, match="the same command goes on"):
+        made(tmp_path, smoke=True).run(seeds=1)
+    assert rows(commands) == [("sst5-full", "0"), ("sst5-LR3", "0")]
+    assert len(terminated) == 1
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+class _Ends(list):
+    """Whoever is told to end does."""
+
+    def __init__(self, gone):
+        super().__init__()
+        self.gone = gone
+
+    def append(self, process):
+        super().append(process)
+        self.gone.set()
 
 
 def test_stages_keep_the_order():
