@@ -75,6 +75,13 @@ class Settings:
         kind = tb.TensorTrain if self.format == "tensor_train" else tb.TensorRing
         return kind(rank=self.rank, shape=self.shape)
 
+    def check_table(self) -> None:
+        """A table of this size, format and shape can be made; nothing is allocated to see it."""
+        try:
+            tb.Embedding(self.vocabulary, self.dim, self.table_format(), padding_idx=0, device="meta")
+        except ValueError as error:
+            raise ExperimentError(f"{self.dataset} {self.row}: {error}") from None
+
     def fingerprint(self) -> str:
         """The same for the same configuration whatever the seed: what a checkpoint and a result belong to."""
         values = {name: value for name, value in asdict(self).items() if name not in _HOW}

@@ -269,6 +269,7 @@ def train(settings: Settings, how: How) -> dict[str, Any]:
     checkpoints = Checkpoints(
         folder, settings.fingerprint(), settings.seed, how.checkpoint_steps, how.checkpoint_minutes
     )
+    settings.check_table()
     data = load(settings, how.data)
     run = Training(settings, how, data)
     if how.resume:

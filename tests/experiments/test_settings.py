@@ -9,6 +9,7 @@ from experiments.errors import ExperimentError
 from experiments.records import append
 from experiments.sentiment import task
 from experiments.sentiment.run import settle
+from experiments.sentiment.train import How, train
 from experiments.settings import configured, row_names
 
 # The paper's ratios, over the real vocabulary, cut or rounded to whole numbers; low rank: (I + J) R numbers.
@@ -60,6 +61,13 @@ def test_rows_differ_in_their_tables_only():
 def test_a_wrong_row_is_refused_with_the_nearest_right_name(row, changes, message):
     with pytest.raises(ExperimentError, match=message):
         configured(task.CONFIGS, str(row(**changes)), {})
+
+
+@pytest.mark.parametrize("changes", [{"shape": [[4, 4], [2, 4]]}, {"shape": [[4, 5], [2, 3]]}, {"rank": 0}])
+def test_a_table_that_cannot_be_is_refused_before_data_is_read(row, changes):
+    settings = configured(task.CONFIGS, str(row(**changes)), {})
+    with pytest.raises(ExperimentError, match=r"^sst5 tiny: .*(shape|rank)"):
+        train(settings, How(data=None))
 
 
 def test_an_unknown_row_is_refused_with_the_nearest(tmp_path):
