@@ -12,7 +12,7 @@ NATIVE := $(wildcard native/*)
 # TENSORBED_NATIVE=0 leaves them out.
 TENSORBED_NATIVE ?= $(if $(shell command -v $(CXX)),1,auto)
 
-.PHONY: demo test test-slow sanitize lint types bench figures clean help
+.PHONY: demo test test-slow sanitize lint types bench experiments figures clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test-slow  checks that take minutes"
 	@echo "make sanitize   the tests of the kernels under AddressSanitizer and UBSan (Linux, GCC)"
 	@echo "make bench      lookups and heads side by side with others, about half an hour, 10 GB of memory, into out/bench"
+	@echo "make experiments  how to run the paper's tasks; DATA=folder trains a tiny slice of one"
 	@echo "make figures    the figures of the documentation, into out/"
 	@echo "make clean      remove the environment and everything made"
 
@@ -78,6 +79,10 @@ types: .venv/.installed
 
 bench: .venv/.peers
 	$(BIN)/python -m benchmarks
+
+# With DATA, the folder of docs/experiments.md, a run of seconds; without, what there is to run.
+experiments: .venv/.installed
+	$(BIN)/python -m experiments $(if $(DATA),sentiment --config sst5-tt1 --smoke --data $(DATA) --out out/experiments,--help)
 
 figures: .venv/.installed
 	$(BIN)/python -m tensorbed.figures init --out out/init.png

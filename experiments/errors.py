@@ -1,0 +1,23 @@
+"""What can be wrong with what was given, said without a traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ExperimentError(Exception):
+    """Wrong input or a run that cannot go on; the message says what was given, what is allowed and what to do."""
+
+
+class Stopped(ExperimentError):  # noqa: N818 - nothing is wrong
+    """Somebody asked a run to stop, and it did."""
+
+
+def unknown(kind: str, given: str, known: Iterable[str], where: str = "") -> ExperimentError:
+    """An error for a name that is not known, with the nearest one that is."""
+    names = sorted(known)
+    folded = {name.lower(): name for name in names}
+    near = difflib.get_close_matches(given.lower(), list(folded), n=1, cutoff=0.5)
+    hint = f'did you mean "{folded[near[0]]}"? ' if near else ""
+    return ExperimentError(f'{where}unknown {kind} "{given}": {hint}known: {", ".join(names)}.')

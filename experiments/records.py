@@ -1,0 +1,107 @@
+"""One JSON line a run, complete in itself: what, how, how good, how fast, with what."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import resource
+import subprocess
+import sys
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.errors import ExperimentError
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "docs" / "results"
+_PACKAGES = ("torch", "tensorbed", "accelerate")
+_SOURCES = ("src", "native", "experiments", "pyproject.toml", "constraints.txt")
+
+
+def about() -> dict[str, Any]:
+    """With what and when it was measured; nothing that names a person's machine or folders."""
+    return {
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "machine": {
+            "system": platform.system(),
+            "architecture": platform.machine(),
+            "processor": processor(),
+            "cores": os.cpu_count(),
+            "threads": torch.get_num_threads(),
+            "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+        "commit": commit(),
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def processor() -> str:
+    """The processor's model, as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def commit() -> str | None:
+    """The commit the code is of, with ``-changed`` where the sources differ from it."""
+    found = _git("rev-parse", "--short=10", "HEAD")
+    if found is None:
+        return None
+    return found + ("-changed" if _git("status", "--porcelain", "-uno", "--", *_SOURCES) else "")
+
+
+def peak_memory() -> int:
+    """The most bytes this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def append(path: Path, record: Mapping[str, Any]) -> None:
+    """Add a line in one write, so that runs side by side do not mix theirs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = (json.dumps(record) + "\n").encode()
+    with path.open("ab") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """All records of a file, none where there is no file."""
+    if not path.exists():
+        return []
+    records = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ExperimentError(
+                f"{path.name}, line {number}: not a JSON object ({error}). Remove the line."
+            ) from None
+        if not isinstance(record, dict):
+            raise ExperimentError(f"{path.name}, line {number}: not a JSON object. Remove the line.")
+        records.append(record)
+    return records
+
+
+def _git(*arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

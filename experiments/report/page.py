@@ -1,0 +1,63 @@
+"""The tables and pictures as one self-contained page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+from experiments.files import write_whole
+from experiments.report.plots import COLOURS, curve_picture, ratio_picture
+from experiments.report.summary import TITLES, Entry, Summary, findings
+from experiments.report.tables import HEADINGS, NOTES, cells
+
+TEMPLATE = Path(__file__).parent / "page.html"
+
+
+def write_page(summary: Summary, path: Path) -> None:
+    """Everything in one file: no script, nothing from elsewhere."""
+    template = Template(TEMPLATE.read_text(encoding="utf-8"))
+    sections = [section(dataset, entries, summary) for dataset, entries in summary.tables.items()]
+    page = template.substitute(
+        sections="\n".join(sections),
+        findings=items(findings(summary)),
+        notes=items(NOTES),
+        about=escape(described(summary)),
+    )
+    write_whole(path, page.encode())
+
+
+def section(dataset: str, entries: Sequence[Entry], summary: Summary) -> str:
+    """A dataset's table and pictures."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in HEADINGS)
+    full = summary.entry(dataset, "full")
+    body = "\n".join(line(entry, full) for entry in entries)
+    return f"""<h2>{TITLES[dataset]}</h2>
+<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>
+{body}
+</tbody></table></div>
+<div class="pictures">
+<figure><figcaption>Test accuracy against ratio, deviations over seeds</figcaption>{ratio_picture(entries)}</figure>
+<figure><figcaption>Validation accuracy after each epoch, mean over seeds</figcaption>{curve_picture(entries)}</figure>
+</div>"""
+
+
+def line(entry: Entry, full: Entry | None) -> str:
+    """A row of the table, with its format's colour."""
+    name, *rest = cells(entry, full)
+    others = "".join(f"<td>{escape(text)}</td>" for text in rest)
+    return f'<tr><th><i style="background:{COLOURS[entry.format]}"></i>{escape(name)}</th>{others}</tr>'
+
+
+def items(texts: Sequence[str]) -> str:
+    """A list."""
+    return "\n".join(f"<li>{escape(text)}</li>" for text in texts)
+
+
+def described(summary: Summary) -> str:
+    """With what it was measured."""
+    versions = ", ".join(f"{name} {version}" for name, version in (summary.about["versions"] or {}).items())
+    machine = summary.about["machine"] or {}
+    place = f"{machine.get('processor')}, {machine.get('cores')} cores, {machine.get('threads')} threads a run"
+    return f"{versions}; {place}; commit {summary.about['commit']}."

@@ -1,0 +1,154 @@
+"""Result lines brought together: one entry a row, mean and deviation over seeds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, median, stdev
+from typing import Any
+
+from experiments.errors import ExperimentError
+from experiments.settings import read_toml
+
+TITLES = {"sst5": "SST-5", "imdb": "IMDB"}
+ORDER = ("full", "LR3", "LR2", "LR1", "TT1", "TT2", "TT3", "TR1", "TR2", "TR3", "TR4", "TR5", "TR6")
+_NEEDED = ("dataset", "row", "seed", "format", "ratio", "test_accuracy", "val_accuracy", "epochs", "settings")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a table."""
+
+    dataset: str
+    row: str
+    format: str
+    shape: str
+    rank: str
+    ratio: float
+    total_parameters: int
+    seeds: tuple[int, ...]
+    validation: tuple[float, ...]
+    test: tuple[float, ...]
+    paper: float | None
+    curves: tuple[tuple[float, ...], ...]  # validation accuracy after each epoch, a seed each
+    speed: float
+    overhead: float
+    lr: float
+    std: float | None
+
+    @property
+    def mean(self) -> float:
+        """Test accuracy over the seeds."""
+        return fmean(self.test)
+
+    @property
+    def deviation(self) -> float | None:
+        """Of the sample; there is none with one seed."""
+        return stdev(self.test) if len(self.test) > 1 else None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All tables, and with what they were measured."""
+
+    tables: dict[str, tuple[Entry, ...]]
+    searches: tuple[Mapping[str, Any], ...]
+    about: Mapping[str, Any]
+
+    def entry(self, dataset: str, row: str) -> Entry | None:
+        """A row, if it has been run."""
+        return next((entry for entry in self.tables.get(dataset, ()) if entry.row == row), None)
+
+
+def summarise(records: Iterable[Mapping[str, Any]], searches: Iterable[Mapping[str, Any]], paper: Path) -> Summary:
+    """Rows of the paper's tables in their order; of a run done twice the later line counts."""
+    figures = read_toml(paper)
+    groups: defaultdict[tuple[str, str], dict[int, Mapping[str, Any]]] = defaultdict(dict)
+    last: Mapping[str, Any] = {}
+    for number, record in enumerate(records, 1):
+        missing = [name for name in _NEEDED if name not in record]
+        if missing:
+            raise ExperimentError(f"result line {number} has no {', '.join(missing)}; remove it.")
+        groups[record["dataset"], record["row"]][record["seed"]] = record
+        last = record
+    if not groups:
+        raise ExperimentError("there are no results yet; run python -m experiments sweep sentiment --table first.")
+    tables = {
+        dataset: tuple(
+            entry_of(dataset, row, groups[dataset, row], figures.get(dataset, {}).get(row))
+            for row in ordered({row for name, row in groups if name == dataset})
+        )
+        for dataset in TITLES
+        if any(name == dataset for name, _ in groups)
+    }
+    return Summary(
+        tables, tuple(searches), {name: last.get(name) for name in ("versions", "machine", "commit", "time")}
+    )
+
+
+def ordered(rows: Iterable[str]) -> list[str]:
+    """As in the paper, anything else after it."""
+    return sorted(rows, key=lambda row: (ORDER.index(row) if row in ORDER else len(ORDER), row))
+
+
+def entry_of(dataset: str, row: str, runs: Mapping[int, Mapping[str, Any]], paper: Mapping[str, float] | None) -> Entry:
+    """The runs of one row, a seed each."""
+    seeds = sorted(runs)
+    first, of = runs[seeds[0]], [runs[seed] for seed in seeds]
+    settings = first["settings"]
+    rows, cols = settings["shape"] or ((settings["vocabulary"],), (settings["dim"],))
+    return Entry(
+        dataset=dataset,
+        row=row,
+        format=first["format"],
+        shape=f"{factors(rows)} x {factors(cols)}",
+        rank=str(settings["rank"] or "-"),
+        ratio=first["ratio"],
+        total_parameters=first["total_parameters"],
+        seeds=tuple(seeds),
+        validation=tuple(run["val_accuracy"] for run in of),
+        test=tuple(run["test_accuracy"] for run in of),
+        paper=None if paper is None else paper["accuracy"],
+        curves=tuple(tuple(epoch["val_accuracy"] for epoch in run["epochs"]) for run in of),
+        speed=median(run["tokens_per_second"] for run in of),
+        overhead=median(run["overhead"] for run in of),
+        lr=settings["lr"],
+        std=settings["std"],
+    )
+
+
+def factors(numbers: Iterable[int]) -> str:
+    """``(5, 6)``, or one number by itself."""
+    given = list(numbers)
+    return str(given[0]) if len(given) == 1 else f"({','.join(map(str, given))})"
+
+
+def findings(summary: Summary) -> list[str]:
+    """What the numbers say of the claim that compressed rows reach the full model's accuracy, sentence by sentence."""
+    said = []
+    for dataset, entries in summary.tables.items():
+        full = summary.entry(dataset, "full")
+        if full is None:
+            continue
+        for name, kind in (("tensor_train", "tensor-train"), ("tensor_ring", "tensor-ring"), ("low_rank", "low-rank")):
+            rows = [entry for entry in entries if entry.format == name]
+            if rows:
+                best = max(rows, key=lambda entry: fmean(entry.validation))
+                said.append(
+                    f"{TITLES[dataset]}: the {kind} row that is best on validation, {best.row} at ratio "
+                    f"{best.ratio:.0f}, has test accuracy {best.mean:.3f}, {points(best.mean - full.mean)} the full "
+                    f"table's {full.mean:.3f} ({counted(len(best.test), 'seed')}, full {len(full.test)})."
+                )
+    return said
+
+
+def points(difference: float) -> str:
+    """``1.2 points above``."""
+    return f"{abs(100 * difference):.1f} points {'above' if difference >= 0 else 'below'}"
+
+
+def counted(number: int, what: str) -> str:
+    """``1 seed``, ``5 seeds``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"

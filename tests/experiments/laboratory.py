@@ -1,0 +1,33 @@
+"""Running the laboratory as a user does, in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+PATIENCE = 240
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "experiments", *map(str, arguments)]
+
+
+def run(*arguments, before=(), **options):
+    words = [*before, *command(*arguments)[1:]] if before else command(*arguments)
+    done = subprocess.run(
+        words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE, check=False, **options
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def results(folder, name="sentiment.jsonl"):
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def losses(record):
+    """What must be the same, bit for bit."""
+    keys = ("train_loss", "val_loss", "val_accuracy")
+    return [[epoch[key] for key in keys] for epoch in record["epochs"]], record["test_loss"], record["test_accuracy"]

@@ -1,0 +1,68 @@
+"""Small files in the formats of the real ones."""
+
+import gzip
+import json
+import random
+from pathlib import Path
+
+WORDS = ["good", "bad", "film", "It", "it", "is", "not", "very", "a", "the", "plot", "dull", "great", "."]
+
+
+def tree(words, label):
+    """A right-branching tree over the words."""
+    inner = f"(2 {words[-1]})"
+    for word in reversed(words[:-1]):
+        inner = f"(2 (2 {word}) {inner})"
+    return f"({label}{inner[2:]}"
+
+
+def pack(path, lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        file.writelines(line + "\n" for line in lines)
+
+
+def sentence(draw, label):
+    words = draw.choices(WORDS, k=draw.randint(2, 5))
+    return [*words, "great" if label >= 3 else "dull"]
+
+
+def sst5(folder: Path, sizes=(60, 20, 20)):
+    draw = random.Random(1)
+    for name, size in zip(("train", "dev", "test"), sizes, strict=True):
+        labels = [draw.randrange(5) for _ in range(size)]
+        pack(folder / "sst5" / f"{name}.txt.gz", [tree(sentence(draw, label), label) for label in labels])
+
+
+def imdb(folder: Path, sizes=(60, 20)):
+    draw = random.Random(2)
+    for name, size in zip(("train", "test"), sizes, strict=True):
+        lines = [
+            json.dumps({"text": " ".join(sentence(draw, 4 * label)) + "<br />end", "label": label, "id": k})
+            for label in (0, 1)
+            for k in range(size // 2)
+        ]
+        pack(folder / "imdb" / f"{name}.jsonl.gz", lines)
+
+
+ROW = """
+dataset = "sst5"
+row = "tiny"
+format = "tt"
+rank = 2
+shape = [[4, 5], [2, 4]]
+vocabulary = 20
+dim = 8
+hidden = 4
+batch = 8
+epochs = 3
+precision = "fp32"
+"""
+
+
+def row(path: Path, **changes):
+    """A configuration that trains in a blink."""
+    lines = [line for line in ROW.strip().splitlines() if line.split(" = ")[0] not in changes]
+    lines += [f"{name} = {json.dumps(value)}" for name, value in changes.items()]
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path

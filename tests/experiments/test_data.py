@@ -1,0 +1,175 @@
+import gzip
+import json
+import sys
+import types
+
+import pytest
+import small_files as tiny
+import torch
+
+pytest.importorskip("accelerate")
+
+from experiments.batches import Batch, EqualLengthBatches, by_length
+from experiments.errors import ExperimentError
+from experiments.sentiment.data import choose_words, load, tokenize
+from experiments.sentiment.trees import parse
+from experiments.settings import Settings
+
+SST = Settings("sst5", "tiny", vocabulary=20)
+IMDB = Settings("imdb", "tiny", vocabulary=20)
+
+
+def texts(data, split):
+    """Every text of a split as words, with its label."""
+    return [
+        (tuple(data.words[k] for k in row), label)
+        for group in data.splits[split]
+        for row, label in zip(group.tokens.tolist(), group.labels.tolist(), strict=True)
+    ]
+
+
+def unpacked(path):
+    return gzip.decompress(path.read_bytes()).decode().splitlines()
+
+
+def test_a_tree_gives_all_its_nodes_and_the_sentence_last():
+    nodes = parse("(3 (2 It) (4 (2 works) (1 .)))", "here")
+    assert nodes == [(["It"], 2), (["works"], 2), (["."], 1), (["works", "."], 4), (["It", "works", "."], 3)]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("(3 (2 It) (4 good)", "left open"),
+        ("(3 (2 It)) good)", "after its end"),
+        ("(7 It)", "not a label from 0 to 4"),
+        ("It works", "not with an open bracket"),
+        ("(3 )", "without words"),
+        ("(", "not a label"),
+    ],
+)
+def test_a_malformed_tree_names_its_line(data, line, reason):
+    good = tiny.tree(["a", "b"], 1)
+    tiny.pack(data / "sst5" / "dev.txt.gz", [good, good, line])
+    with pytest.raises(ExperimentError, match=rf"dev.txt, line 3: malformed tree, .*{reason}"):
+        load(SST, data)
+
+
+@pytest.mark.parametrize("line", ['{"text": "a"', '{"text": "a", "label": 2}', '{"label": 1}', "[]", "null"])
+def test_a_malformed_review_names_its_line(data, line):
+    good = json.dumps({"text": "a film", "label": 0})
+    tiny.pack(data / "imdb" / "test.jsonl.gz", [good, line])
+    with pytest.raises(ExperimentError, match=r"test.jsonl.gz, line 2: (not a JSON object|expected)"):
+        load(IMDB, data)
+
+
+def test_a_truncated_file_is_refused(data):
+    path = data / "sst5" / "train.txt.gz"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ExperimentError, match=r"train.txt.gz is damaged or cut short after line \d+.*Copy it anew"):
+        load(SST, data)
+    path.write_bytes(b"no gzip at all")
+    with pytest.raises(ExperimentError, match=r"train.txt.gz is damaged"):
+        load(SST, data)
+
+
+def test_missing_folders_and_files_are_named(data, tmp_path):
+    with pytest.raises(ExperimentError, match="there is no such folder"):
+        load(SST, tmp_path / "nowhere")
+    (data / "sst5" / "test.txt.gz").unlink()
+    with pytest.raises(ExperimentError, match=r"test.txt.gz does not exist"):
+        load(SST, data)
+
+
+def test_words_are_cased_by_frequency_in_training_alone(data):
+    found = load(SST, data)
+    assert found.words[:2] == ("<pad>", "<unk>")
+    assert {"It", "it"} <= set(found.words)
+    assert choose_words({"b": 2, "a": 2, "c": 3, "d": 1}, 5) == ("<pad>", "<unk>", "c", "a", "b")
+    with gzip.open(data / "sst5" / "test.txt.gz", "wt") as file:
+        file.write("(0 (2 unseen) (2 film))\n")
+    assert texts(load(SST, data), "test") == [(("<unk>", "film"), 0)]
+
+
+def test_reviews_keep_their_last_tokens_and_line_breaks_are_spaces(data):
+    assert tokenize("I don't.<br /><br />It\u2019s") == ["I", "don't", ".", "It\u2019s"]
+    found = load(Settings("imdb", "tiny", vocabulary=20, max_tokens=3), data)
+    assert {len(text) for text, _ in texts(found, "train")} <= {2, 3}
+    assert all(text[-1] == "end" for text, _ in texts(found, "train"))
+
+
+def test_the_last_tenth_of_each_class_is_for_validation(data):
+    found = load(IMDB, data)
+    counts = {s: [label for _, label in texts(found, s)] for s in ("train", "validation", "test")}
+    assert {s: (labels.count(0), labels.count(1)) for s, labels in counts.items()} == {
+        "train": (27, 27),
+        "validation": (3, 3),
+        "test": (10, 10),
+    }
+
+
+def test_phrases_train_on_every_node_and_test_on_sentences(data):
+    sentences, phrases = load(SST, data), load(Settings("sst5", "tiny", vocabulary=20, phrases=True), data)
+    assert len(texts(phrases, "train")) == sum(2 * len(text) - 1 for text, _ in texts(sentences, "train"))
+    assert texts(phrases, "test") == texts(sentences, "test")
+    with pytest.raises(ExperimentError, match="imdb has not"):
+        load(Settings("imdb", "tiny", vocabulary=20, phrases=True), data)
+
+
+def test_the_originals_are_fetched_by_datasets_and_give_the_same(data, monkeypatch):
+    """A stand-in with the records the public originals have; the addresses asked for are checked."""
+    asked = []
+
+    def load_dataset(name, split, data_files=None):
+        asked.append((name, split, data_files and data_files[split]))
+        if name == "text":
+            inner = data_files[split].split("::")[0].removeprefix("zip://trees/")
+            return [{"text": line} for line in unpacked(data / "sst5" / f"{inner}.gz")]
+        lines = unpacked(data / "imdb" / f"{split}.jsonl.gz")
+        return [{key: json.loads(line)[key] for key in ("text", "label")} for line in lines]
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    for settings in (SST, IMDB):
+        for split in ("train", "validation", "test"):
+            assert texts(load(settings, None), split) == texts(load(settings, data), split)
+    original = "https://nlp.stanford.edu/sentiment/trainDevTestTrees_PTB.zip"
+    assert ("text", "validation", f"zip://trees/dev.txt::{original}") in asked
+    assert ("stanfordnlp/imdb", "test", None) in asked
+
+
+def test_without_datasets_the_way_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ExperimentError, match=r"pip install 'tensorbed\[experiments\]'.*--data"):
+        load(SST, None)
+
+
+def some_batches(seed=3, size=4):
+    lengths = [2] * 9 + [3] * 4 + [7]
+    return EqualLengthBatches(by_length([[k] * n for k, n in enumerate(lengths)], list(range(14))), size, seed)
+
+
+def test_an_epoch_holds_every_text_once_in_batches_of_one_length():
+    batches = list(some_batches().epoch(0))
+    assert sorted(label for batch in batches for label in batch.labels.tolist()) == list(range(14))
+    assert sorted(len(batch.labels) for batch in batches) == [1, 1, 4, 4, 4]
+    assert len(batches) == len(some_batches())
+    assert all((batch.tokens == batch.labels[:, None]).all() for batch in batches)
+
+
+def test_the_order_depends_on_seed_and_epoch_and_goes_on_from_any_batch():
+    def order(seed, epoch, start=0):
+        return [batch.labels.tolist() for batch in some_batches(seed).epoch(epoch, start)]
+
+    assert order(3, 1) == order(3, 1)
+    assert order(3, 1)[2:] == order(3, 1, start=2)
+    assert order(3, 1) != order(3, 2)
+    assert order(3, 1) != order(4, 1)
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+def test_parts_hold_every_text_once_and_none_is_empty(parts):
+    batch = Batch(torch.arange(8).view(4, 2), torch.arange(4))
+    pieces = [batch.part(k, parts) for k in range(parts)]
+    real = [label for piece, weight in pieces for label, w in zip(piece.labels.tolist(), weight, strict=True) if w]
+    assert sorted(real) == [0, 1, 2, 3]
+    assert all(len(piece.labels) for piece, _ in pieces)

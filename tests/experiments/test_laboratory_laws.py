@@ -1,0 +1,92 @@
+"""The laboratory stands outside the library and is read by people."""
+
+import ast
+import sys
+from pathlib import Path
+
+import pytest
+
+import tensorbed
+from experiments.errors import ExperimentError
+from experiments.sentiment import train as training
+from experiments.sentiment.speed import speeds
+from experiments.settings import Settings
+from experiments.watching import Watch
+
+SOURCE = Path(__file__).parents[2] / "experiments"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_only_public_names_of_the_library_are_used(path):
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            assert (node.module or "").split(".")[0] != "tensorbed"
+        elif isinstance(node, ast.Import):
+            assert all(name.name == "tensorbed" for name in node.names if name.name.startswith("tensorbed"))
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "tb":
+            assert node.attr in tensorbed.__all__
+
+
+def test_files_have_one_subject():
+    assert all(len(path.read_text().splitlines()) <= 400 for path in FILES)
+
+
+def test_fewer_processes_than_started_are_an_error(monkeypatch):
+    class Alone:
+        num_processes = 1
+
+        def __init__(self, **options):
+            pass
+
+    monkeypatch.setattr(training, "Accelerator", Alone)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ExperimentError, match="2 processes were started, accelerate uses 1; start them with torchrun"):
+        training.accelerator_of(Settings("sst5", "tiny"))
+
+
+def test_tensorboard_is_asked_for_by_name(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ExperimentError, match=r"--tensorboard needs .* pip install 'tensorbed\[experiments\]'"):
+        Watch("run", 3, logs=tmp_path)
+
+
+def test_scalars_go_to_tensorboard(monkeypatch, tmp_path):
+    written = []
+
+    class SummaryWriter:
+        def __init__(self, folder):
+            assert folder == str(tmp_path)
+
+        def add_scalar(self, name, value, step):
+            written.append((name, value, step))
+
+        def close(self):
+            written.append("closed")
+
+    module = type(sys)("tensorboard")
+    module.SummaryWriter = SummaryWriter
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", module)
+    with Watch("run", 3, logs=tmp_path) as watch:
+        watch.step(1, 0.5, None, 100.0)
+        watch.epoch(1, {"val_accuracy": 0.4})
+    assert written == [
+        ("train/loss", 0.5, 1),
+        ("train/tokens_per_second", 100.0, 1),
+        ("epoch/val_accuracy", 0.4, 1),
+        "closed",
+    ]
+
+
+def test_only_the_first_process_speaks(capsys):
+    for main in (True, False):
+        with Watch("run", 3, main=main) as watch:
+            watch.epoch(1, {"epoch": 1, "val_accuracy": 0.25})
+    assert capsys.readouterr().out == "run  epoch 1  val_accuracy 0.2500\n"
+
+
+def test_speeds_are_of_the_same_batches(data):
+    full, low = speeds("sst5", ["LR1"], 2, data)
+    assert (full.row, low.row, full.relative) == ("full", "LR1", 1.0)
+    assert min(full.per_second, low.per_second, low.per_processor_second, low.relative) > 0

@@ -1,0 +1,80 @@
+"""What only shows in processes of their own: kills, Ctrl-C, several processes, exit codes."""
+
+import random
+import signal
+import subprocess
+import sys
+
+import pytest
+import torch.distributed as dist
+from laboratory import ENVIRONMENT, PATIENCE, ROOT, command, losses, results, run
+
+pytest.importorskip("accelerate")
+
+from experiments.sentiment import task
+from experiments.sentiment.train import How, train
+from experiments.settings import configured
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+
+
+def arguments(row, data, out, *more):
+    return ["sentiment", "--config", row, "--data", data, "--out", out, "--results", out, *more]
+
+
+def alone(config, data, folder):
+    """The same run in this process, with nothing in its way."""
+    return train(configured(task.CONFIGS, str(config), {}), How(data=data, out=folder / "whole"))
+
+
+def stopped(words, kind, epochs):
+    """Start a run, wait until it has told of so many epochs, and send it a signal."""
+    process = subprocess.Popen(
+        words, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for _ in range(epochs):
+        process.stdout.readline()
+    process.send_signal(kind)
+    _, told = process.communicate(timeout=PATIENCE)
+    return process.returncode, told
+
+
+def test_a_run_killed_at_any_step_or_stopped_by_ctrl_c_ends_as_if_nothing_had_happened(row, data, tmp_path):
+    config = row(epochs=60, patience=60, format="tr")
+    whole = alone(config, data, tmp_path)
+    words = command(*arguments(config, data, tmp_path / "cut", "--checkpoint-steps", "1"))
+    code, _ = stopped(words, signal.SIGKILL, random.randint(1, 8))
+    assert code == -signal.SIGKILL
+    code, told = stopped([*words, "--resume"], signal.SIGINT, 1)
+    assert code == 130
+    assert "stopped after step" in told
+    assert "--resume goes on" in told
+    code, _, told = run(*arguments(config, data, tmp_path / "cut", "--resume"))
+    assert code == 0, told
+    assert losses(results(tmp_path / "cut")[0]) == losses(whole)
+
+
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this build of torch has no gloo")
+@pytest.mark.parametrize("more", [("--accumulate", "2"), ("--fsdp",)], ids=["ddp", "fsdp"])
+def test_two_processes_train_what_one_does(row, data, tmp_path, more):
+    config = row(epochs=2, dropout=0.0, clip=1.0)
+    one = alone(config, data, tmp_path)
+    words = arguments(config, data, tmp_path / "two", "--checkpoint-steps", "3", *more)
+    code, _, told = run(*words, before=TORCHRUN)
+    assert code == 0, told
+    (two,) = results(tmp_path / "two")
+    assert two["processes"] == 2
+    assert two["total_parameters"] == one["total_parameters"]
+    for mine, theirs in zip(one["epochs"], two["epochs"], strict=True):
+        assert theirs["train_loss"] == pytest.approx(mine["train_loss"], rel=1e-4)
+        assert theirs["val_loss"] == pytest.approx(mine["val_loss"], rel=1e-4)
+    assert two["test_loss"] == pytest.approx(one["test_loss"], rel=1e-4)
+
+
+def test_errors_are_one_sentence_and_an_exit_code(row, data, tmp_path):
+    code, _, told = run("sentiment", "--config", "sst5-tt9", "--data", data)
+    assert (code, told.count("\n")) == (2, 1)
+    assert 'unknown row "sst5-tt9": did you mean "sst5-tt' in told
+    code, _, told = run("sentiment", "--rnk", "3")
+    assert code == 2
+    assert "--rank" in told

@@ -1,0 +1,167 @@
+import errno
+import json
+import math
+
+import pytest
+import torch
+
+pytest.importorskip("accelerate")
+
+from experiments import files
+from experiments.checkpoints import Checkpoints
+from experiments.errors import ExperimentError
+from experiments.records import about
+from experiments.sentiment import task
+from experiments.sentiment.data import load
+from experiments.sentiment.model import Classifier
+from experiments.sentiment.train import How, Training, train
+from experiments.settings import configured
+
+FIELDS = """
+    task dataset row seed format shape ranks table_parameters total_parameters ratio val_accuracy test_accuracy
+    epochs selected_epoch seconds tokens_per_second overhead peak_memory_bytes settings versions machine commit time
+"""
+
+
+@pytest.fixture
+def settings(row):
+    return lambda **options: configured(task.CONFIGS, str(row()), options)
+
+
+@pytest.fixture
+def how(data, tmp_path):
+    return lambda **options: How(**{"data": data, "out": tmp_path / "out", **options})
+
+
+def numbers(record):
+    keys = ("train_loss", "val_loss", "val_accuracy")
+    return [[epoch[key] for key in keys] for epoch in record["epochs"]], record["test_loss"]
+
+
+class KillError(Exception):
+    pass
+
+
+def killed(monkeypatch, steps, settings, how):
+    """A run that is gone after so many steps."""
+    left = [steps]
+    real = Training.step
+
+    def step(self, batch):
+        if not left[0]:
+            raise KillError
+        left[0] -= 1
+        return real(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "step", step)
+        with pytest.raises(KillError):
+            train(settings, how)
+
+
+def test_a_run_tells_everything(settings, how):
+    record = train(settings(), how())
+    assert set(FIELDS.split()) <= set(record)
+    json.dumps(record)
+    assert record["ratio"] == pytest.approx(20 * 8 / (4 * 2 * 2 + 2 * 5 * 4))
+    assert record["val_accuracy"] == max(epoch["val_accuracy"] for epoch in record["epochs"])
+    assert record["val_accuracy"] == record["epochs"][record["selected_epoch"] - 1]["val_accuracy"]
+    assert record["tokens"] == len(record["epochs"]) * load(settings(), how().data).tokens("train")
+    assert 0 <= record["overhead"] < 1
+
+
+def test_what_a_record_tells_of_the_machine_names_nobody(tmp_path):
+    import platform
+
+    told = json.dumps(about())
+    assert platform.node() not in told
+    assert "/" not in json.dumps(about()["machine"])
+
+
+def test_the_paper_has_so_many_parameters():
+    """7.19M in all with the full table, 0.81M with TT3."""
+    for name, millions in (("imdb-full", 7.19), ("imdb-tt3", 0.81), ("sst5-full", 5.19), ("sst5-tt1", 0.85)):
+        row = configured(task.CONFIGS, name, {})
+        with torch.device("meta"):
+            total = sum(p.numel() for p in Classifier(row, 2).parameters())
+        assert total / 1e6 == pytest.approx(millions, abs=0.0101)
+
+
+def test_the_same_seed_gives_the_same_numbers_and_another_others(settings, how):
+    one = numbers(train(settings(seed=1), how()))
+    assert one == numbers(train(settings(seed=1), how()))
+    assert one != numbers(train(settings(seed=2), how()))
+
+
+@pytest.mark.parametrize("steps", [1, 7, 11, 20])
+def test_a_killed_run_goes_on_bit_for_bit(settings, how, tmp_path, monkeypatch, steps):
+    whole = numbers(train(settings(), how(out=tmp_path / "whole")))
+    killed(monkeypatch, steps, settings(), how(checkpoint_steps=1))
+    assert numbers(train(settings(), how(resume=True))) == whole
+
+
+def test_gradients_of_pieces_are_those_of_the_batch(settings, how):
+    still = settings(dropout=0.0)
+    pieces, whole = train(still, how(accumulate=3)), train(still, how())
+    torch.testing.assert_close(numbers(pieces)[1], numbers(whole)[1], rtol=1e-4, atol=1e-5)
+
+
+def test_training_stops_when_validation_has_not_improved(settings, how, monkeypatch):
+    scores = iter([0.3, 0.5, 0.4, 0.5, 0.9])
+    monkeypatch.setattr(Training, "evaluate", lambda self, split: (1.0, next(scores)))
+    record = train(settings(epochs=5, patience=2), how(test=False))
+    assert [epoch["val_accuracy"] for epoch in record["epochs"]] == [0.3, 0.5, 0.4, 0.5]
+    assert record["selected_epoch"] == 2
+    assert record["test_accuracy"] is None
+
+
+def test_the_test_set_is_used_once_with_the_selected_model(settings, how, monkeypatch):
+    seen = []
+    real = Training.evaluate
+    scores = iter([0.3, 0.8, 0.5])
+
+    def evaluate(self, split):
+        seen.append((split, self.classifier.head.weight.detach().clone()))
+        return real(self, split) if split == "test" else (1.0, next(scores))
+
+    monkeypatch.setattr(Training, "evaluate", evaluate)
+    train(settings(), how())
+    assert [split for split, _ in seen] == ["validation", "validation", "validation", "test"]
+    assert torch.equal(seen[3][1], seen[1][1])
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_checkpoint(settings, how, monkeypatch):
+    real = Training.step
+    monkeypatch.setattr(Training, "step", lambda self, b: math.nan if self.state.step == 3 else real(self, b))
+    with pytest.raises(ExperimentError, match=r"loss is nan in step 4 of epoch 1.*smaller --lr.*last good checkpoint"):
+        train(settings(), how(checkpoint_steps=2))
+    monkeypatch.setattr(Training, "step", real)
+    run = Training(settings(), how(), load(settings(), how().data))
+    run.restore(Checkpoints(how().out / "sst5-tiny-0", settings().fingerprint(), 0))
+    assert run.state.step == 2
+
+
+def test_a_full_disk_stops_the_run_and_keeps_the_last_good_checkpoint(settings, how, tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path, "abc", 0)
+    checkpoints.save({"number": 1})
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(ExperimentError, match=r"the disk is full. The last good checkpoint"):
+        checkpoints.save({"number": 2})
+    assert checkpoints.load()["number"] == 1
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["checkpoint.pt"]
+
+
+def test_a_checkpoint_of_something_else_is_refused_before_training(settings, how, monkeypatch):
+    with pytest.raises(ExperimentError, match="there is no checkpoint"):
+        train(settings(), how(resume=True))
+    killed(monkeypatch, 5, settings(), how(checkpoint_steps=1))
+    with pytest.raises(ExperimentError, match="is of another configuration"):
+        train(settings(lr=0.5), how(resume=True))
+    path = how().out / "sst5-tiny-0" / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:500])
+    with pytest.raises(ExperimentError, match="is damaged"):
+        train(settings(), how(resume=True))

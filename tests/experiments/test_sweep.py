@@ -1,0 +1,136 @@
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from laboratory import ROOT, results
+from rich.console import Console
+
+pytest.importorskip("accelerate")
+
+from experiments import sweep as sweep_module
+from experiments.errors import Stopped
+from experiments.records import append
+from experiments.sentiment import task
+from experiments.sweep import Sweep, stages
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Every process that would be started, ended at once with the code given for it."""
+    commands, codes = [], {}
+
+    class Process:
+        def __init__(self, command, **options):
+            assert Path(options["cwd"]) == ROOT
+            commands.append(command)
+            self.code = codes.get(command[command.index("--config") + 1], 0)
+
+        def wait(self):
+            return self.code() if callable(self.code) else self.code
+
+        def terminate(self):
+            codes["terminated"].append(self)
+
+    codes["terminated"] = []
+    monkeypatch.setattr(sweep_module.subprocess, "Popen", Process)
+    return commands, codes
+
+
+def made(tmp_path, **options):
+    return Sweep(None, tmp_path / "out", tmp_path, console=Console(quiet=True), **options)
+
+
+def rows(commands):
+    return [(c[c.index("--config") + 1], c[c.index("--seed") + 1]) for c in commands if "--search" not in c]
+
+
+def test_every_row_is_run_and_the_search_of_a_set_comes_before_its_rows(tmp_path, started):
+    commands, _ = started
+    assert made(tmp_path).run(seeds=1) == []
+    assert rows(commands) == [(f"{d}-{row}", "0") for d, row, seed in task.runs() if seed == 0]
+    kinds = [(c[c.index("--config") + 1].split("-")[0], "--search" in c) for c in commands]
+    grid = 4 * len(task.GRID)
+    assert kinds == [("sst5", True)] * grid + [("sst5", False)] * 10 + [("imdb", True)] * grid + [("imdb", False)] * 10
+    assert all(c[0] == sys.executable for c in commands)
+
+
+def test_what_has_a_result_is_left_out(tmp_path, started):
+    commands, _ = started
+    done = [(d, row, seed) for d, row, seed in task.runs()][:-2]
+    for dataset, row, seed in done:
+        append(tmp_path / task.RESULTS_FILE, {"dataset": dataset, "row": row, "seed": seed})
+    for format in task.SEARCHED_ROWS["sst5"]:
+        for lr, std in task.GRID:
+            tried = {"dataset": "sst5", "format": format, "settings": {"lr": lr, "std": std}, "val_accuracy": 0.4}
+            append(tmp_path / task.SEARCH_FILE, tried)
+    made(tmp_path, jobs=2).run()
+    assert sorted(rows(commands)) == [("sst5-TR2", "4"), ("sst5-TR3", "4")]
+    assert len(commands) == 2
+
+
+def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, started):
+    commands, codes = started
+    codes["sst5-TT2"] = 2
+    assert made(tmp_path, smoke=True).run(seeds=1) == ["sst5-TT2-0"]
+    assert len(rows(commands)) == len(commands) == 20
+
+
+def test_rows_wait_for_a_whole_search(tmp_path, started):
+    commands, codes = started
+    codes["sst5-full"] = 2
+    failed = made(tmp_path).run(seeds=1)
+    assert [name.split("-")[0] for name in failed] == ["search"] * len(task.GRID)
+    assert {row.split("-")[0] for row, _ in rows(commands)} == {"imdb"}
+
+
+def test_a_sweep_that_is_ended_passes_it_on_and_starts_nothing_more(tmp_path, started):
+    commands, codes = started
+    gone = threading.Event()
+
+    def wait():
+        os.kill(os.getpid(), signal.SIGTERM)
+        gone.wait(30)
+        return 130
+
+    codes["sst5-LR3"] = wait
+    codes["terminated"] = terminated = _Ends(gone)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped, match="the same command goes on"):
+        made(tmp_path, smoke=True).run(seeds=1)
+    assert rows(commands) == [("sst5-full", "0"), ("sst5-LR3", "0")]
+    assert len(terminated) == 1
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+class _Ends(list):
+    """Whoever is told to end does."""
+
+    def __init__(self, gone):
+        super().__init__()
+        self.gone = gone
+
+    def append(self, process):
+        super().append(process)
+        self.gone.set()
+
+
+def test_stages_keep_the_order():
+    runs = [("a", "x", 0), ("a", "y", 0), ("b", "x", 0), ("a", "x", 1)]
+    assert [(name, len(entries)) for name, entries in stages(runs)] == [("a", 2), ("b", 1), ("a", 1)]
+
+
+def test_a_search_does_not_look_at_the_test_set_and_a_smoke_run_leaves_the_results_alone(data, tmp_path):
+    from experiments.sentiment.run import run
+
+    options = {"seed": 0, "precision": "fp32"}
+    for search in (True, False):
+        how = {"data": data, "out": tmp_path / "out"}
+        run("imdb-tt3", options, how, None, smoke=True, search=search, resume_if_possible=True)
+    (tried,), (record,) = results(tmp_path / "out", task.SEARCH_FILE), results(tmp_path / "out")
+    assert tried["test_accuracy"] is None
+    assert record["test_accuracy"] is not None
+    assert record["ratio"] == pytest.approx(441, abs=1)
+    assert not list((tmp_path / "out").rglob("checkpoint.pt"))
