@@ -20,7 +20,9 @@ def is_traced(tensor: Tensor) -> bool:
 
     Where fake tensors are made from real ones, the tensor itself does not tell.
     """
-    if torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter):
+    if torch.compiler.is_compiling():
+        return True
+    if type(tensor) not in (Tensor, torch.nn.Parameter) and not getattr(type(tensor), "tensorbed_plain", False):
         return True
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from tiny import FORMATS, ROWS, compressed, dense, ids, logits, numbers, reloaded
 
 import tensorbed as tb
-from tensorbed.integrations.transformers import TensorbedConfig, adopt
+from tensorbed.integrations.transformers import TensorbedConfig, adopt, loss_without_logits
 
 TABLE = "bert.embeddings.word_embeddings"
 QUANTISED = ["tensor_train", "product_quantized", "quantized_rows"]
@@ -418,3 +418,77 @@ def with_a_row_of_its_own():
     made = type("OtherScaledWordEmbedding", (known,), {"__module__": known.__module__})(ROWS, 32, 0)
     made.eoi_embedding = torch.nn.Parameter(torch.zeros(32))
     return made
+
+
+def test_dense_models_made_with_the_same_config(tmp_path):
+    first, second = dense(), dense()
+    second.config = first.config
+    tb.compress_(first, FORMATS["tensor_train"], min_rows=ROWS)
+    assert not hasattr(second.config, "quantization_config")
+    assert first.model.config is first.config
+    assert torch.equal(logits(reloaded(second, tmp_path / "second")), logits(second))
+    third = type(first)(first.config).eval()  # its config says that it is compressed
+    with pytest.raises(ValueError, match="remove its quantization_config"):
+        reloaded(third, tmp_path / "third")
+
+
+@pytest.mark.parametrize("name", ["phi", "modernbert", "bert"])
+def test_a_bias_that_the_file_has_not_is_zero(name, tmp_path):
+    model = compressed(name, "quantized_rows")
+    with torch.no_grad():
+        model.get_output_embeddings().bias.fill_(3)
+    again = reloaded(reloaded(model, tmp_path / "task", type(model.base_model)), tmp_path / "base", type(model))
+    assert again.get_output_embeddings().bias.count_nonzero() == 0
+
+
+def test_a_resized_head_with_a_bias_comes_back(tmp_path):
+    model = compressed("bert", "quantized_rows", tied=False)
+    model.resize_token_embeddings(ROWS + 11)
+    again = reloaded(model, tmp_path)
+    assert logits(again).isfinite().all()
+    assert logits(again).shape[-1] == ROWS + 11
+
+
+def test_parts_are_saved_by_themselves(tmp_path):
+    model = compressed("llama", "product_quantized")
+    model.resize_token_embeddings(ROWS + 8)
+    with torch.no_grad():
+        expected = model.model(ids()).last_hidden_state
+    found = reloaded(model.model, tmp_path / "part", transformers.LlamaModel)
+    assert torch.equal(found(ids()).last_hidden_state, expected)
+    assert torch.equal(logits(reloaded(model, tmp_path / "whole")), logits(model))
+
+
+@pytest.mark.parametrize("name", ["llama", "marian", "bart", "t5"])
+def test_all_that_share_a_table_are_resized(name, tmp_path):
+    model = compressed(name, "quantized_rows")
+    model.resize_token_embeddings(ROWS + 11)
+    assert logits(model).shape[-1] == ROWS + 11
+    assert torch.equal(logits(reloaded(model, tmp_path)), logits(model))
+
+
+def test_a_part_whose_table_others_share_is_not_resized_alone():
+    model = compressed("llama", "quantized_rows")
+    with pytest.raises(ValueError, match="of the whole model"):
+        model.model.resize_token_embeddings(ROWS + 5)
+    assert logits(model).shape[-1] == ROWS
+    alone = compressed("llama", "quantized_rows", tied=False)
+    alone.model.resize_token_embeddings(ROWS + 5)
+    assert alone.model.embed_tokens.num_embeddings == ROWS + 5
+
+
+def test_resizing_keeps_hooks_and_the_lazy_head():
+    model = loss_without_logits(compressed("llama", "quantized_rows"))
+    model.requires_grad_(False)
+    model.enable_input_require_grads()
+    model.resize_token_embeddings(ROWS + 8)
+    assert model.get_input_embeddings()(ids()).requires_grad
+    assert model.lm_head.forward.args[0] is model.lm_head
+    assert type(model.train()(ids()).logits) is not torch.Tensor
+
+
+def test_dequantize_after_saving(tmp_path):
+    model = compressed("llama", "quantized_rows")
+    before = logits(model)
+    model.save_pretrained(tmp_path)
+    torch.testing.assert_close(logits(model.dequantize()), before, rtol=1e-5, atol=1e-5)

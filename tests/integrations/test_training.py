@@ -216,3 +216,51 @@ def test_compress_for_training_from_scratch(tmp_path):
     again = reloaded(model, tmp_path)
     assert torch.equal(logits(again), logits(model))
     assert all(p.requires_grad for p in again.parameters())
+
+
+def test_logits_that_are_written_to_are_what_the_loss_sees():
+    model = still(compressed("llama", "tensor_train"))
+    target = ids().reshape(-1)
+
+    def masked():
+        found = model(ids()).logits
+        found[..., :100] = -1e9
+        found.mul_(0.5)
+        return F.cross_entropy(found.view(-1, ROWS), target.clamp_min(150))
+
+    expected = masked()
+    (wanted,) = torch.autograd.grad(expected, model.lm_head.core_0)
+    loss_without_logits(model)
+    found = masked()
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found, model.lm_head.core_0)[0], wanted)
+
+
+def test_logits_are_kept_once_they_are_made():
+    model = loss_without_logits(still(compressed("llama", "tensor_train")))
+    lazy = model(ids()).logits
+    before = lazy + 0
+    with torch.no_grad():
+        model.lm_head.core_0.zero_()
+    assert torch.equal(lazy + 0, before)
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2"])
+def test_lazy_logits_remember_autocast(name):
+    model = still(compressed(name, "tensor_train"))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        plain = model(ids(), labels=LABELS)
+        loss_without_logits(model)
+        output = model(ids(), labels=LABELS)
+    assert output.logits.dtype == plain.logits.dtype
+    torch.testing.assert_close(output.logits.detach() + 0, plain.logits.detach() + 0, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(output.loss.float(), plain.loss.float(), rtol=1e-2, atol=1e-2)
+    output.loss.backward()
+
+
+def test_lazy_logits_move():
+    model = loss_without_logits(still(compressed("llama", "tensor_train")))
+    lazy = model(ids()).logits
+    assert lazy.to(device="meta").is_meta
+    assert lazy.to("meta").is_meta
+    assert lazy.to("cpu", torch.float64).dtype == torch.float64

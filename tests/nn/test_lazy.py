@@ -90,6 +90,11 @@ def test_freezing_it_freezes_the_layer(layer):
         lambda w: w.data[3].zero_(),
         lambda w: w.data.T[0].copy_(torch.zeros(50)),
         lambda w: torch.nn.init.zeros_(w.data),
+        lambda w: w[-1].copy_(torch.zeros(8)),
+        lambda w: w.detach().fill_(1.0),
+        lambda w: w.T.zero_(),
+        lambda w: w.view(-1).zero_(),
+        lambda w: torch.add(torch.zeros(50, 8), 1, out=w),
     ],
 )
 def test_writing_is_refused(write):

@@ -28,7 +28,6 @@ _METHODS = (
 ANSWERED: frozenset[Callable[..., Any]] = frozenset(
     [getattr(Tensor, name).__get__ for name in _PROPERTIES] + [getattr(Tensor, name) for name in _METHODS]
 )
-_DATA = getattr(Tensor, "data").__get__  # noqa: B009
 _FREEZING = (getattr(Tensor, "requires_grad").__set__, Tensor.requires_grad_)  # noqa: B009
 
 
@@ -67,10 +66,11 @@ class LazyTable(Tensor):
             if func in _FREEZING:
                 return first._freeze(*args[1:], **kwargs)
             _refuse_writing(func, first._layer)
-            if func == _DATA:  # what is written to it would be lost
-                table = first._layer._table().detach().as_subclass(_ReadOnly)
-                table._layer = first._layer
-                return table
+            table = first._layer._table()
+            made = func(table, *_made(args[1:]), **_made(kwargs)) if args else func(**_made(kwargs))
+            return _kept_from_writing(made, table, first._layer)
+        if isinstance(kwargs.get("out"), LazyTable):
+            _refuse_writing(Tensor.copy_, kwargs["out"]._layer)
         return func(*_made(args), **_made(kwargs))
 
     @classmethod
@@ -90,9 +90,19 @@ def _made(given: Any) -> Any:
     return tree_map_only(LazyTable, lambda lazy: lazy._layer._table(), given)
 
 
-class _ReadOnly(Tensor):
-    """``layer.weight.data``: numbers to read. A view of them is one too, a copy is an ordinary tensor."""
+def _kept_from_writing(made: Any, table: Tensor, layer: StructuredTable) -> Any:
+    """What is written to a view of a table that was made for it alone would be lost."""
+    if not isinstance(made, Tensor) or made.untyped_storage().data_ptr() != table.untyped_storage().data_ptr():
+        return made
+    view = made.as_subclass(_ReadOnly)
+    view._layer = layer
+    return view
 
+
+class _ReadOnly(Tensor):
+    """``layer.weight.data`` or ``layer.weight[3]``: numbers to read. A copy is an ordinary tensor."""
+
+    tensorbed_plain = True  # see dispatch.is_traced
     _layer: StructuredTable
 
     @classmethod
@@ -103,13 +113,17 @@ class _ReadOnly(Tensor):
             _refuse_writing(func, first._layer)
         with torch._C.DisableTorchFunctionSubclass():
             made = func(*args, **kwargs)
-            if not isinstance(made, Tensor) or not isinstance(first, _ReadOnly):
-                return made
-            if made.untyped_storage().data_ptr() != first.untyped_storage().data_ptr():
-                return made
-            view = made.as_subclass(_ReadOnly)
-            view._layer = first._layer
-            return view
+            return _kept_from_writing(made, first, first._layer) if isinstance(first, _ReadOnly) else made
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._copied().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        return self._copied()
+
+    def _copied(self) -> Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.detach().as_subclass(Tensor).clone()
 
 
 def _refuse_writing(func: Any, layer: StructuredTable) -> None:

@@ -20,10 +20,13 @@ def _check_layers(layers: Any, untied: Any) -> None:
     """A config may come from a file that somebody has edited."""
     if layers is not None:
         sound = isinstance(layers, Mapping) and layers and all(isinstance(one, Mapping) for one in layers.values())
-        if not sound or any(not isinstance(one.get("tied_to"), (str, NoneType)) for one in layers.values()):
+        ties = [one.get("tied_to") for one in layers.values()] if sound else []
+        if not sound or not all(isinstance(to, (str, NoneType)) for to in ties):
             raise ValueError(
                 "quantization_config: layers must be descriptions of layers by name, as tensorbed wrote them."
             )
+        if wrong := [to for to in ties if to is not None and layers.get(to, {}).get("tied_to", "") is not None]:
+            raise ValueError(f"quantization_config: a layer is tied to {wrong[0]!r}, which has no tensors of its own.")
     if isinstance(untied, str) or not isinstance(untied, Sequence) or not all(isinstance(one, str) for one in untied):
         raise ValueError(f"quantization_config: untied must be a list of names, got {untied!r}.")
 

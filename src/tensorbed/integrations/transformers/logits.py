@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
@@ -35,23 +35,30 @@ def loss_without_logits(model: nn.Module, on: bool = True) -> nn.Module:
 
 def _forward(head: Head, h: Tensor, *args: Any, **options: Any) -> Any:
     lazily = head.training and torch.is_grad_enabled() and not args and not options
-    return LazyLogits(head, h, h.dtype) if lazily else Head.forward(head, h, *args, **options)
+    if not lazily:
+        return Head.forward(head, h, *args, **options)
+    device = h.device.type
+    mixed = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    return LazyLogits(head, h, mixed, mixed or h.dtype)
 
 
 class LazyLogits(Tensor):
     """``head(h)`` to be: known in shape and dtype, made by the first computation that wants its numbers.
 
-    Casts, slices of positions and ``view(-1, classes)`` leave it so; ``F.cross_entropy`` is the head's own loss.
+    Casts, slices of positions and ``view(-1, classes)`` leave it so; ``F.cross_entropy`` is the head's own loss. Once
+    made they are kept, and may be written to.
     """
 
     _head: Head
     _h: Tensor
+    _mixed: torch.dtype | None  # of autocast when the head was called
+    _kept: Tensor | None
 
     @staticmethod
-    def __new__(cls, head: Head, h: Tensor, dtype: torch.dtype) -> LazyLogits:
+    def __new__(cls, head: Head, h: Tensor, mixed: torch.dtype | None, dtype: torch.dtype) -> LazyLogits:
         shape = (*h.shape[:-1], head.num_classes)
         made: LazyLogits = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=h.device, requires_grad=True)
-        made._head, made._h = head, h
+        made._head, made._h, made._mixed, made._kept = head, h, mixed, None
         return made
 
     @classmethod
@@ -62,7 +69,7 @@ class LazyLogits(Tensor):
                 return func(*args, **kwargs)
         handler = _HANDLED.get(func)
         found = None
-        if handler is not None and args and isinstance(args[0], LazyLogits):
+        if handler is not None and args and isinstance(args[0], LazyLogits) and args[0]._kept is None:
             with suppress(TypeError):  # called in a way that is not foreseen
                 found = handler(*args, **kwargs)
         return func(*_made(args), **_made(kwargs)) if found is None else found
@@ -74,11 +81,17 @@ class LazyLogits(Tensor):
         return func(*_made(args), **_made(kwargs or {}))
 
     def _with(self, h: Tensor, dtype: torch.dtype | None = None) -> LazyLogits:
-        return LazyLogits(self._head, h, dtype or self.dtype)
+        return LazyLogits(self._head, h, self._mixed, dtype or self.dtype)
+
+    def _under(self, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+        device = self._h.device.type
+        return torch.autocast(device, enabled=False) if dtype is None else torch.autocast(device, dtype=dtype)
 
     def _logits(self) -> Tensor:
-        logits: Tensor = Head.forward(self._head, self._h)
-        return logits.to(self.dtype)
+        if self._kept is None:
+            with self._under(self._mixed):
+                self._kept = Head.forward(self._head, self._h).to(self.dtype)
+        return self._kept
 
 
 def _made(given: Any) -> Any:
@@ -87,6 +100,8 @@ def _made(given: Any) -> Any:
 
 def _cast(lazy: LazyLogits, *args: Any, **kwargs: Any) -> LazyLogits | None:
     """``to`` another floating dtype where nothing else changes."""
+    if kwargs.keys() - {"dtype"}:
+        return None
     dtype = kwargs.get("dtype", args[0] if args else lazy.dtype)
     dtype = lazy.dtype if isinstance(dtype, (str, torch.device)) and torch.device(dtype) == lazy.device else dtype
     plain = isinstance(dtype, torch.dtype) and dtype.is_floating_point and len(args) + len(kwargs) <= 1
@@ -132,8 +147,7 @@ def _cross_entropy(
         return None
     # Logits of half precision that were cast to single have a loss of single precision; so has autocast.
     half = lazy._h.dtype in (torch.float16, torch.bfloat16) and lazy.dtype == torch.float32
-    kept: Any = torch.autocast(lazy._h.device.type, dtype=lazy._h.dtype) if half else nullcontext()
-    with kept:
+    with lazy._under(lazy._mixed or (lazy._h.dtype if half else None)):
         loss = lazy._head.loss(
             lazy._h,
             target,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
@@ -74,6 +75,7 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
             return
         for name, layer in tables(model).items():
             _check_shapes(name, layer)
+            _draw_bias(layer)
             if name not in self._sources:
                 _check_loaded(name, layer)
         _alias_on_disk(model, self._sources)
@@ -88,7 +90,9 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
         if not tables(model):
             self.remove_quantization_config(model)
             return None, {}
-        adopt(model)  # again: layers may have been replaced since
+        separate(model)  # again: layers may have been replaced since
+        rewrite(model, sources_of(tables(model)))
+        _describe(model)
         model.tie_weights()  # a move to another device copies what is not a Parameter
         state: dict[str, Tensor] = model.state_dict()
         for name, layer in tables(model).items():
@@ -97,6 +101,7 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _dequantize(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
         """Dense layers of the model's own classes, holding the tables as they are."""
+        dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype  # of a config that was saved
         dense, broken, own = _stock(model), untied(model), model.dtype
         made: dict[str, nn.Module] = {}
         for name, layer in tables(model).items():
@@ -139,9 +144,23 @@ def _adopt(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
         share(found[name], found[source])
     rewrite(model, sources)
     resizing.install(model)
+    if not isinstance(getattr(model, "hf_quantizer", None), TensorbedQuantizer):
+        _own_config(model)
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and tables(part):  # any of them may be saved by itself
+            _describe(part)
     _describe(model)
     model.quantization_method = METHOD
     model.is_quantized = False  # else transformers refuses .half() and its Trainer
+
+
+def _own_config(model: PreTrainedModel) -> None:
+    """A config of its own for the model and its parts: another dense model may have been made with this one."""
+    copies: dict[int, Any] = {}
+    copy.deepcopy(model.config, copies)
+    for part in model.modules():
+        if id(part.__dict__.get("config")) in copies:
+            part.config = copies[id(part.config)]
 
 
 def _describe(model: PreTrainedModel) -> None:
@@ -258,6 +277,14 @@ def _check_shapes(name: str, layer: StructuredTable) -> None:
             raise ValueError(f"{name}.{key} has shape {tuple(tensor.shape)} in the file, not {shapes[key]}.")
 
 
+def _draw_bias(layer: StructuredTable) -> None:
+    """Zero, as transformers would have it, where the file has none."""
+    bias = layer.bias if isinstance(layer, Head) else None
+    if bias is not None and not bias.is_meta and not getattr(bias, "_is_hf_initialized", False):
+        with torch.no_grad():
+            bias.zero_()
+
+
 def _check_loaded(name: str, layer: StructuredTable) -> None:
     """Nor does anybody draw what was missing."""
     own = {key: getattr(layer, key) for key in shared_names(layer)}
@@ -289,7 +316,14 @@ def _check_files(model: PreTrainedModel, config: TensorbedConfig, files: Iterabl
         if not str(path).endswith(".safetensors"):
             continue
         with safe_open(path, "pt") as file:
-            for key in kinds.keys() & set(file.keys()):
+            stored = set(file.keys())
+            for name in config.layers or {}:
+                if f"{name}.weight" in stored and 0 not in file.get_slice(f"{name}.weight").get_shape():
+                    raise ValueError(
+                        f"{path} has the dense {name}.weight, but config.json describes a compressed layer; it is the "
+                        "config of another model: remove its quantization_config."
+                    )
+            for key in kinds.keys() & stored:
                 dtype = file.get_slice(key).get_dtype()
                 if dtype.startswith(("F", "BF")) != kinds[key]:
                     wanted = "floating-point numbers" if kinds[key] else "whole numbers"

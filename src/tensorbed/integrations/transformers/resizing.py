@@ -8,6 +8,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from tensorbed.integrations.transformers.ties import share, tables
+from tensorbed.nn.described import identity, put
 from tensorbed.nn.resizing import resized
 from tensorbed.nn.table import StructuredTable
 
@@ -16,11 +18,16 @@ _METHODS = ("_get_resized_embeddings", "_get_resized_lm_head")
 
 def install(model: PreTrainedModel) -> None:
     """On the model and on those inside it, of which any may be asked."""
+    every = list(tables(model).values())
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
+            inside = list(tables(part).values())
+            held = {identity(layer) for layer in inside}
+            # Whether all layers over its tables are its own.
+            closed = sum(identity(layer) in held for layer in every) == len(inside)
             for name in _METHODS:
                 # Not a closure: models are pickled and copied.
-                object.__setattr__(part, name, partial(_resized, part, name))
+                object.__setattr__(part, name, partial(_resized, part, name, closed))
 
 
 def uninstall(model: PreTrainedModel) -> None:
@@ -33,6 +40,7 @@ def uninstall(model: PreTrainedModel) -> None:
 def _resized(
     model: PreTrainedModel,
     method: str,
+    closed: bool,
     layer: nn.Module,
     new_num_tokens: int | None = None,
     pad_to_multiple_of: Any = None,
@@ -50,4 +58,27 @@ def _resized(
     rows = layer.structure.rows if new_num_tokens is None else new_num_tokens
     if method == "_get_resized_embeddings" and pad_to_multiple_of is not None:
         rows = -(-rows // pad_to_multiple_of) * pad_to_multiple_of
-    return layer if rows == layer.structure.rows else resized(layer, rows)
+    if rows == layer.structure.rows:
+        return layer
+    if not closed:
+        raise ValueError(
+            f"layers outside of this {type(model).__name__} share its table; call resize_token_embeddings of the whole "
+            "model."
+        )
+    made = _as_before(resized(layer, rows), layer)
+    for name, other in tables(model).items():
+        if other is not layer and identity(other) == identity(layer):
+            new = _as_before(resized(other, rows), other)
+            share(new, made)
+            put(model, {name: new})
+    return made
+
+
+def _as_before(made: StructuredTable, layer: StructuredTable) -> StructuredTable:
+    """With what others have added to the layer that it replaces."""
+    for key, value in vars(layer).items():
+        if key.endswith("_hooks") and value:
+            setattr(made, key, value)
+    if "forward" in vars(layer):
+        made.__dict__["forward"] = partial(vars(layer)["forward"].func, made)
+    return made
