@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -109,7 +110,9 @@ def plan(
     ],
     ratio: Ratio = None,
     budget: Budget = None,
-    min_rows: MinRows = 2000,
+    min_rows: Annotated[
+        int | None, typer.Option(min=1, help="Smaller tables stay as they are; 2000 if not said.")
+    ] = None,
     skip: Skip = None,
     as_json: AsJson = False,
 ) -> None:
@@ -127,22 +130,30 @@ def plan(
         with _reported():
             folders = _integration("folders")
             model, _ = folders.load_model(folders.opened(what[0]))
-            found = make_plan(model, ratio=ratio, budget=budget, min_rows=min_rows, skip=skip or ())
+            found = make_plan(model, ratio=ratio, budget=budget, min_rows=min_rows or 2000, skip=skip or ())
     else:
-        sizes = dict(map(_table, what))
+        sizes = _tables(what)
+        if min_rows is not None or skip:
+            raise typer.BadParameter("--min-rows and --skip are for a folder; of sizes give only those that are meant.")
         with _reported():
             found = make_plan(sizes, ratio=ratio, budget=budget, purpose="train")
     _show(found, as_json)
 
 
-def _table(text: str) -> tuple[str, tuple[int, int]]:
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise typer.BadParameter(
-            f"{text!r} is not a table nor a folder; give rows and columns as ROWSxDIM, for instance 267735x512, or one "
-            "folder of a model."
-        )
-    return text, (int(match[1]), int(match[2]))
+def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
+    """Sizes by what they were written as, with a number where that was said before."""
+    found: dict[str, tuple[int, int]] = {}
+    said: Counter[str] = Counter()
+    for text in texts:
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            raise typer.BadParameter(
+                f"{text!r} is not a table nor a folder; give rows and columns as ROWSxDIM, for instance 267735x512, or "
+                "one folder of a model."
+            )
+        said[text] += 1
+        found[text if said[text] == 1 else f"{text} ({said[text]})"] = (int(match[1]), int(match[2]))
+    return found
 
 
 @app.command()
@@ -314,6 +325,6 @@ def _reported() -> Iterator[None]:
     """What the library refuses, as one line and exit code 1."""
     try:
         yield
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
         typer.echo(f"tensorbed: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(1) from None
