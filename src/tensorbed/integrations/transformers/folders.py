@@ -138,6 +138,12 @@ def load_tokenizer(folder: Folder) -> Any:
     return tokenizer
 
 
+def token_limit(folder: Folder, tokenizer: Any, most: int) -> int:
+    """Tokens of one text that the model can read, and no more than ``most``."""
+    places = folder.config.get("max_position_embeddings") or folder.config.get("n_positions") or most
+    return int(min(most, tokenizer.model_max_length, places))
+
+
 @contextmanager
 def explained(folder: Folder, what: str = "model") -> Iterator[None]:
     """Whatever transformers raises over a folder, as one line that names it."""
