@@ -223,6 +223,17 @@ def test_bags_and_keywords_are_recorded():
     assert torch.allclose(model(index, offsets)[0], table[7])
 
 
+def test_a_table_that_only_stands_for_another_need_not_run():
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"shared": nn.Embedding(3000, 8), "words": nn.Embedding(3000, 8), "out": nn.Linear(8, 3000)})
+    model["words"].weight = model["out"].weight = model["shared"].weight
+    index = torch.tensor([7, 2999, 7])
+    with pytest.raises(ValueError, match="calibrate did not run out"):
+        tb.compress_(model, tb.HotRows(), calibrate=lambda m: m["words"](index))
+    tb.compress_(model, tb.HotRows(share=2 / 3000), calibrate=lambda m: m["out"](m["words"](index)))
+    assert model["words"].places.tolist() == [7, 2999]
+
+
 def test_calibrations_that_say_nothing_are_refused():
     with pytest.raises(ValueError, match="calibrate did not run words, out"):
         tb.compress_(Language(), tb.QuantizedRows(), calibrate=lambda m: None)

@@ -11,6 +11,7 @@ import tensorbed
 from tensorbed import native
 from tensorbed.cli import app
 from tensorbed.info import info
+from tensorbed.inspection import inspect
 
 COMPILED = SimpleNamespace(
     isa="avx2", isas=("baseline", "avx2", "avx512"), openmp=True, nanobind="3.1.0", __file__="/lib/_native.so"
@@ -106,6 +107,48 @@ def test_inspecting_a_file(tmp_path):
     assert words["std"] == pytest.approx((2 / 3016) ** 0.5, rel=0.05)
 
 
+def test_inspecting_numbers_that_are_none(tmp_path):
+    torch.manual_seed(0)
+    layer = tensorbed.Embedding(3000, 16, tensorbed.LowRank(rank=4))
+    with torch.no_grad():
+        layer.u[7, 0] = torch.nan
+    path = tmp_path / "layer.safetensors"
+    tensorbed.save(layer, path)
+    result = CliRunner().invoke(app, ["inspect", str(path)])
+    assert result.exit_code == 0, result.output
+    assert "(alone) holds NaN or infinite numbers" in result.output
+    (found,) = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).output)["layers"]
+    assert (found["finite"], found["std"], found["spectrum"]) == (False, None, [])
+
+
+@pytest.mark.parametrize("row", [0, 49_999])
+def test_one_number_of_a_large_dense_table_is_seen(row):
+    words = torch.nn.Embedding(50_000, 2)
+    with torch.no_grad():
+        words.weight[row, 1] = torch.inf
+    found = inspect(torch.nn.ModuleDict({"words": words}))
+    assert "words holds NaN or infinite numbers; no format can be fitted to it." in str(found)
+    assert "could be" not in str(found)
+    with torch.no_grad():
+        words.weight[row, 1] = 0
+    assert "holds" not in str(inspect(torch.nn.ModuleDict({"words": words})))
+
+
+def test_equal_sizes_are_tables_of_their_own():
+    found = json.loads(CliRunner().invoke(app, ["plan", *["1000x16"] * 3, "--ratio", "2", "--json"]).output)
+    assert list(found["tables"]) == ["1000x16", "1000x16 (2)", "1000x16 (3)"]
+    assert found["allowed"] == 3 * 1000 * 16 * 4 / 2
+
+
+def test_errors_of_torch_are_told_in_a_line(monkeypatch):
+    def fail(what):
+        raise RuntimeError("not enough\n memory")
+
+    monkeypatch.setattr("tensorbed.cli.look_into", fail)
+    result = CliRunner().invoke(app, ["inspect", "x"])
+    assert (result.exit_code, result.stderr) == (1, "tensorbed: not enough memory\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
@@ -114,6 +157,9 @@ def test_inspecting_a_file(tmp_path):
         (("plan", "12x3", "--ratio", "2", "--budget", "1MB"), 2, "and not both"),
         (("plan", "0x3", "--ratio", "2"), 1, "rows of 0x3=0"),
         (("plan", "12x3", "--ratio", "many"), 2, "ratio"),
+        (("plan", "99999999999999999999999x16", "--ratio", "2"), 1, "are more than a table can have"),
+        (("plan", "12x3", "--ratio", "2", "--min-rows", "2000"), 2, "--min-rows and --skip are for a folder"),
+        (("plan", "12x3", "--ratio", "2", "--skip", "12*"), 2, "--min-rows and --skip are for a folder"),
         (("inspect", "nowhere.safetensors"), 1, "there is no file nowhere.safetensors"),
         (("inspect",), 2, "Missing argument"),
         (("compact",), 2, "No such command"),

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import tensorbed as tb
-from tensorbed.planning import parsed_bytes
+from tensorbed.planning import PRETRAINED, Option, _chosen, parsed_bytes
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +110,65 @@ def test_ties_bags_heads_and_padding_are_planned_as_they_are_compressed(formats)
     assert sizes == {name: one.bytes for name, one in plan.chosen.items() if plan[name] is not None}
 
 
+def stored(model, plan, **options):
+    return sum(entry.bytes_after for entry in tb.compress_(model, plan, **options).entries)
+
+
+def test_tables_that_are_untied_are_counted_each():
+    plan = tb.plan(Ends(), ratio=4, formats=FEW, tied="untie")
+    assert list(plan) == ["words", "again", "head", "ids", "other"]
+    assert plan.allowed == 4 * (3000 * 16 + 2500 * 16 + 2500 * 32) / 4  # what is shared takes its bytes once
+    assert stored(Ends(), plan, tied="untie") == plan.bytes <= plan.allowed
+    assert f"{plan.dense / plan.bytes:.1f}" in str(plan).splitlines()[-1]
+
+
+def test_heads_that_stay_are_not_counted():
+    with pytest.raises(ValueError, match=r"head\.weight shares the weight of words"):
+        tb.plan(Ends(), ratio=4, formats=FEW, include_heads=False)
+    plan = tb.plan(Ends(), ratio=4, formats=FEW, include_heads=False, tied="untie")
+    assert list(plan) == ["words", "again", "ids"]
+    assert stored(Ends(), plan, tied="untie", include_heads=False) == plan.bytes
+
+
+def test_bytes_that_are_left_are_spent_on_less_error():
+    def options(*pairs):
+        return tuple(Option(tb.LowRank(rank=size), size, 1.0, error) for size, error in pairs)
+
+    one = options((100, 0.0), (50, 0.5), (10, 0.55))
+    assert _chosen({"a": one}, 60)["a"].error == 0.5
+    assert _chosen({"a": one}, 49)["a"].error == 0.55
+    # Giving one back makes room for no other; the one that gains most is first.
+    both = _chosen({"a": one, "b": options((100, 0.0), (50, 0.3), (10, 0.6))}, 70)
+    assert [option.error for option in both.values()] == [0.55, 0.3]
+
+
+def test_hot_rows_are_weighed():
+    assert tb.HotRows() in PRETRAINED
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"words": nn.Embedding(3000, 64)})
+    plan = tb.plan(model, ratio=6, formats=(tb.QuantizedRows(bits=4, group=32), tb.HotRows()))
+    assert plan["words"] == tb.HotRows()
+
+
+def test_a_format_that_suits_some_tables_is_left_out_for_the_others():
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"even": nn.Embedding(3000, 16), "odd": nn.Embedding(3000, 9)})
+    parts, rows = tb.ProductQuantized(parts=8), tb.QuantizedRows(bits=8)
+    options = tb.plan(model, ratio=1.5, formats=[parts, rows]).options
+    assert [option.format for option in options["even"][1:]] == [parts, rows]
+    assert [option.format for option in options["odd"][1:]] == [rows]
+    with pytest.raises(ValueError, match="odd: parts=8 does not divide embedding_dim=9"):
+        tb.plan(model, ratio=1.5, formats=[parts])
+    with pytest.raises(ValueError, match="has no size before it is fitted"):
+        tb.plan(model, ratio=1.5, formats=[tb.LowRank(rel_error=0.1), rows])
+
+
+def test_a_table_too_small_for_any_format_stays():
+    plan = tb.plan({"large": (100_000, 64), "tiny": (8, 8)}, ratio=10, formats=[tb.TensorTrain(ratio=16)])
+    assert plan["tiny"] is None
+    assert plan["large"] == tb.TensorTrain(ratio=16)
+
+
 def test_tables_may_be_left_out():
     model = Ends()
     plan = tb.plan(model, ratio=4, formats=FEW, skip=["ids", "oth*"])
@@ -177,6 +236,16 @@ def test_budgets(text, count):
         (lambda m: tb.plan(nn.Linear(2, 2), ratio=2), ValueError, "no table of at least min_rows=2000"),
         (lambda m: tb.plan(3, ratio=2), TypeError, "takes a model or sizes"),
         (lambda m: tb.plan({"a": (0, 3)}, ratio=2), ValueError, "rows of a=0"),
+        (lambda m: tb.plan({"a": 5}, ratio=3), TypeError, r"a=5: give rows and columns, \(rows, cols\)"),
+        (lambda m: tb.plan({"a": (5, 6, 7)}, ratio=3), TypeError, "give rows and columns"),
+        (lambda m: tb.plan({"a": "55"}, ratio=3), TypeError, "give rows and columns"),
+        (lambda m: tb.plan({"a": (10**23, 16)}, ratio=3), ValueError, "a: 1e.23 x 16 numbers are more than"),
+        (lambda m: tb.plan(m, ratio=3, formats=[]), ValueError, "formats is empty"),
+        (lambda m: tb.plan(m, ratio=3, formats=[tb.QuantizedRows]), TypeError, r"such as QuantizedRows\(\)"),
+        (lambda m: tb.plan(m, ratio=3, formats=tb.HotRows()), TypeError, "formats=.*give a list"),
+        (lambda m: tb.plan(m, ratio=3, skip="hard"), TypeError, "skip='hard': give a list of patterns"),
+        (lambda m: tb.plan(m, ratio=3, min_rows="many"), TypeError, "min_rows must be an int"),
+        (lambda m: tb.plan(m, ratio=3, tied="yes"), ValueError, "tied='yes': choose"),
     ],
 )
 def test_refusals(model, use, error, match):

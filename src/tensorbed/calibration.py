@@ -34,13 +34,16 @@ class _Record:
             self.sums.addmm_(wide.T, wide)
 
     def use(self) -> Use:
+        if not self.seen:
+            return Use()
         return Use(moment=self.sums / self.seen) if self.is_head else Use(counts=self.sums)
 
 
 def recorded(model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[Any], object]) -> dict[str, Use]:
     """What each of the modules was given while ``run(model)`` ran, without gradients and in evaluation mode.
 
-    No input is kept. Modes and hooks are as before when it is done, also by an error.
+    No input is kept. Modes and hooks are as before when it is done, also by an error. What did not run is refused,
+    but a table that shares its weight with one that did: it may only stand for it, as T5's.
     """
     records = {id(module): _Record(module) for module in modules.values()}
     modes = [(module, module.training) for module in model.modules()]
@@ -56,7 +59,9 @@ def recorded(model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[
             handle.remove()
         for module, training in modes:
             module.training = training
-    if idle := [name for name, module in modules.items() if not records[id(module)].seen]:
+    ran = {id(module.weight) for module in modules.values() if records[id(module)].seen}
+    idle = [name for name, module in modules.items() if not records[id(module)].seen]
+    if idle := [name for name in idle if records[id(modules[name])].is_head or id(modules[name].weight) not in ran]:
         raise ValueError(f"calibrate did not run {', '.join(idle)}; give it inputs that do, or skip these layers.")
     return {name: records[id(module)].use() for name, module in modules.items()}
 

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -26,6 +27,7 @@ from tensorbed.inspection import inspect as look_into
 from tensorbed.planning import parsed_bytes
 from tensorbed.planning import plan as make_plan
 from tensorbed.structures import Format
+from tensorbed.structures.hot_rows import HotRows
 from tensorbed.structures.low_rank import LowRank
 from tensorbed.structures.product_quantized import ProductQuantized
 from tensorbed.structures.quantized_rows import QuantizedRows
@@ -74,6 +76,7 @@ class _Name(StrEnum):
     lr = "lr"
     int8 = "int8"
     int4 = "int4"
+    hot = "hot"
     auto = "auto"
 
 
@@ -109,7 +112,9 @@ def plan(
     ],
     ratio: Ratio = None,
     budget: Budget = None,
-    min_rows: MinRows = 2000,
+    min_rows: Annotated[
+        int | None, typer.Option(min=1, help="Smaller tables stay as they are; 2000 if not said.")
+    ] = None,
     skip: Skip = None,
     as_json: AsJson = False,
 ) -> None:
@@ -123,26 +128,39 @@ def plan(
     if (ratio is None) == (budget is None):
         raise typer.BadParameter("give a --ratio or a --budget, and not both.")
     _check_size(ratio, budget)
+    notes: list[str] = []
     if len(what) == 1 and not _SIZE.fullmatch(what[0]) and Path(what[0]).exists():
         with _reported():
             folders = _integration("folders")
             model, _ = folders.load_model(folders.opened(what[0]))
-            found = make_plan(model, ratio=ratio, budget=budget, min_rows=min_rows, skip=skip or ())
+            found = make_plan(model, ratio=ratio, budget=budget, min_rows=min_rows or 2000, skip=skip or ())
+            notes = _integration("compressing").notes_on_plan(model, found)
     else:
-        sizes = dict(map(_table, what))
+        sizes = _tables(what)
+        if min_rows is not None or skip:
+            raise typer.BadParameter("--min-rows and --skip are for a folder; of sizes give only those that are meant.")
         with _reported():
             found = make_plan(sizes, ratio=ratio, budget=budget, purpose="train")
-    _show(found, as_json)
+    if as_json:
+        _print_json({**found.to_dict(), "notes": notes})
+    else:
+        typer.echo("\n".join([str(found), *(f"note: {note}" for note in notes)]))
 
 
-def _table(text: str) -> tuple[str, tuple[int, int]]:
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise typer.BadParameter(
-            f"{text!r} is not a table nor a folder; give rows and columns as ROWSxDIM, for instance 267735x512, or one "
-            "folder of a model."
-        )
-    return text, (int(match[1]), int(match[2]))
+def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
+    """Sizes by what they were written as, with a number where that was said before."""
+    found: dict[str, tuple[int, int]] = {}
+    said: Counter[str] = Counter()
+    for text in texts:
+        match = _SIZE.fullmatch(text)
+        if match is None:
+            raise typer.BadParameter(
+                f"{text!r} is not a table nor a folder; give rows and columns as ROWSxDIM, for instance 267735x512, or "
+                "one folder of a model."
+            )
+        said[text] += 1
+        found[text if said[text] == 1 else f"{text} ({said[text]})"] = (int(match[1]), int(match[2]))
+    return found
 
 
 @app.command()
@@ -173,8 +191,9 @@ def compress(
     format: Annotated[
         _Name,
         typer.Option(
-            help="pq: product quantisation; int8, int4: rows of integers; tt, tr, lr: tensor train, ring and low rank, "
-            "which want training after; auto: by measured error."
+            help="pq: product quantisation; int8, int4: rows of integers; hot: the rows used most in 8 bits, others "
+            "in 4, for language models; tt, tr, lr: tensor train, ring and low rank, which want training after; auto: "
+            "by measured error."
         ),
     ] = _Name.auto,
     ratio: Annotated[float | None, typer.Option(help="How many times smaller tables shall be; 8 if not said.")] = None,
@@ -183,6 +202,10 @@ def compress(
     skip: Skip = None,
     untie: Annotated[bool, typer.Option("--untie", help="Break tables that share their weight apart.")] = False,
     no_heads: Annotated[bool, typer.Option("--no-heads", help="Leave vocabulary heads dense.")] = False,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Texts, one a line, that the model reads: errors are weighed as met there."),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT-DIR if it is a folder of a model.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -194,7 +217,10 @@ def compress(
     Example: `tensorbed compress all-MiniLM-L6-v2 small --format pq --ratio 7`
     """
     chosen, ratio = _format(format, ratio, budget)
+    if calibrate is not None and format in (_Name.tt, _Name.tr):
+        raise typer.BadParameter("--calibrate is for pq, lr, int8, int4, hot and auto; tt and tr cannot weigh errors.")
     with _reported():
+        texts = None if calibrate is None else _integration("verifying").read_texts(calibrate)
         done = _integration("compressing").compress_folder(
             source,
             out,
@@ -206,6 +232,7 @@ def compress(
             untie=untie,
             include_heads=not no_heads,
             force=force,
+            calibrate=texts,
         )
     if as_json:
         _print_json(done.to_dict())
@@ -217,11 +244,11 @@ def _format(name: _Name, ratio: float | None, budget: str | None) -> tuple[Forma
     """The format, ``None`` for one to be chosen, and the ratio."""
     if budget is not None and (name is not _Name.auto or ratio is not None):
         raise typer.BadParameter("--budget is for --format auto, without a --ratio.")
-    if name in (_Name.int8, _Name.int4):
-        bits = 8 if name is _Name.int8 else 4
+    by_bits = {_Name.int8: QuantizedRows(bits=8), _Name.int4: QuantizedRows(bits=4), _Name.hot: HotRows()}
+    if name in by_bits:
         if ratio is not None:
-            typer.echo(f"tensorbed: the ratio of {name} is what {bits} bits make it; --ratio is not used.", err=True)
-        return QuantizedRows(bits=bits), None
+            typer.echo(f"tensorbed: the ratio of {name} is what its bits make it; --ratio is not used.", err=True)
+        return by_bits[name], None
     ratio = 8.0 if ratio is None and budget is None else ratio
     _check_size(ratio, budget)
     kinds: dict[str, Any] = {"pq": ProductQuantized, "tt": TensorTrain, "tr": TensorRing, "lr": LowRank}
@@ -314,6 +341,6 @@ def _reported() -> Iterator[None]:
     """What the library refuses, as one line and exit code 1."""
     try:
         yield
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, RuntimeError) as error:
         typer.echo(f"tensorbed: {' '.join(str(error).split())}", err=True)
         raise typer.Exit(1) from None

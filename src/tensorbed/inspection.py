@@ -34,6 +34,7 @@ class Inspected:
 
     Attributes:
         possible: of a dense table, formats it may take and the ratios they have.
+        finite: whether every stored number is; else there is neither a spectrum nor a format.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Inspected:
     std: float
     spectrum: tuple[float, ...]
     possible: tuple[tuple[str, float], ...] = ()
+    finite: bool = True
 
     @property
     def bars(self) -> str:
@@ -85,6 +87,8 @@ class Inspection:
             if one.possible:
                 said = ", ".join(f"{format} {ratio:.1f} times smaller" for format, ratio in one.possible)
                 lines.append(f"{one.name} could be {said}.")
+            if not one.finite:
+                lines.append(f"{one.name or '(alone)'} holds NaN or infinite numbers; no format can be fitted to it.")
         return "\n".join(lines)
 
     __repr__ = __str__
@@ -127,6 +131,7 @@ def _of_model(model: nn.Module) -> Inspection:
 
 def _of_layer(name: str, layer: StructuredTable, tied: bool = False) -> Inspected:
     rows = _sampled(layer)
+    finite = all(_is_finite(tensor) for tensor in layer.params().values())
     tied = tied or (isinstance(layer, Head) and layer.is_tied)
     return Inspected(
         name=name,
@@ -137,7 +142,8 @@ def _of_layer(name: str, layer: StructuredTable, tied: bool = False) -> Inspecte
         bytes=layer._stored_bytes,
         ratio=layer.compression_ratio,
         std=float(rows.double().square().mean().sqrt()),
-        spectrum=_spectrum(rows),
+        spectrum=_spectrum(rows) if finite else (),
+        finite=finite,
     )
 
 
@@ -147,7 +153,8 @@ def _of_dense(name: str, module: nn.Module, tied: bool) -> Inspected:
     budget = Budget(len(weight), weight.shape[1], weight.dtype)
     rows = weight[_picked(len(weight)).to(weight.device)]
     possible = []
-    for format in () if tied else _POSSIBLE:
+    finite = _is_finite(weight)
+    for format in () if tied or not finite else _POSSIBLE:
         with suppress(OutOfReachError):
             possible.append((repr(format), budget.ratio(format.bind(budget))))
     return Inspected(
@@ -159,12 +166,20 @@ def _of_dense(name: str, module: nn.Module, tied: bool) -> Inspected:
         bytes=weight.numel() * weight.element_size(),
         ratio=1.0,
         std=float(rows.double().square().mean().sqrt()),
-        spectrum=_spectrum(rows),
+        spectrum=_spectrum(rows) if finite else (),
         possible=tuple(possible),
+        finite=finite,
     )
 
 
+def _is_finite(tensor: Tensor) -> bool:
+    """Of every number, and not of a sample, without a table of answers."""
+    return not tensor.numel() or all(bool(end.isfinite()) for end in tensor.detach().aminmax())
+
+
 def _spectrum(rows: Tensor) -> tuple[float, ...]:
+    if not _is_finite(rows):  # of finite numbers that are large
+        return ()
     values = torch.linalg.svdvals(rows.double())
     top = float(values[0]) if len(values) else 0.0
     places = torch.linspace(0, len(values) - 1, min(_WIDTH, len(values))).round().long()

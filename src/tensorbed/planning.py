@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from tensorbed.checks import naming, require_number, require_positive
+from tensorbed.checks import naming, require_int, require_number, require_positive
 from tensorbed.finding import Weight, found_tables
 from tensorbed.fitting import check_table, fit_table
+from tensorbed.nn.table import check_format
 from tensorbed.progress import track
 from tensorbed.structures import Format, Structure
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.explanation import aligned
 from tensorbed.structures.formats import Budget, OutOfReachError
+from tensorbed.structures.hot_rows import HotRows
 from tensorbed.structures.low_rank import LowRank
 from tensorbed.structures.product_quantized import ProductQuantized
 from tensorbed.structures.quantized_rows import QuantizedRows
@@ -29,6 +30,7 @@ PRETRAINED: tuple[Format, ...] = (
     QuantizedRows(bits=8),
     QuantizedRows(bits=4, group=16),
     QuantizedRows(bits=4, group=32),
+    HotRows(),
     *(ProductQuantized(ratio=ratio) for ratio in (6, 7, 10, 14, 25)),
     *(LowRank(ratio=ratio) for ratio in (2, 4, 8, 16, 32)),
     *(TensorTrain(ratio=ratio) for ratio in (4, 16, 64)),
@@ -36,6 +38,7 @@ PRETRAINED: tuple[Format, ...] = (
 # What one trained from scratch may become: the largest of these ratios that the budget asks for.
 _TRAINED = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _SAMPLE = 8192  # rows on which errors are measured
+_MOST = 2**60  # numbers of a table; bytes are counted in 64 bits
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -58,12 +61,14 @@ class Plan(Mapping[str, Format | None]):
         chosen: what was chosen, ``Dense`` where it stays.
         options: all that were weighed, the dense table first.
         allowed: bytes that all tables together may take.
+        dense: bytes that they take as they are, those of a shared weight once.
     """
 
     sizes: Mapping[str, tuple[int, int]]
     chosen: Mapping[str, Option]
     options: Mapping[str, tuple[Option, ...]]
     allowed: float
+    dense: int
 
     def __getitem__(self, name: str) -> Format | None:
         format = self.chosen[name].format
@@ -98,8 +103,7 @@ class Plan(Mapping[str, Format | None]):
             (name, "{:,} x {:,}".format(*self.sizes[name]), repr(one.format), f"{one.bytes / 1e6:,.2f}", *_shown(one))
             for name, one in self.chosen.items()
         ]
-        dense = sum(table[0].bytes for table in self.options.values())
-        total = ("all", "", "", f"{self.bytes / 1e6:,.2f}", f"{dense / max(1, self.bytes):,.1f}", "")
+        total = ("all", "", "", f"{self.bytes / 1e6:,.2f}", f"{self.dense / max(1, self.bytes):,.1f}", "")
         return "\n".join(aligned([head, *rows, total], "<<<>>>"))
 
     __repr__ = __str__
@@ -145,6 +149,8 @@ def plan(
     purpose: str = "pretrained",
     min_rows: int = 2000,
     skip: Sequence[str] = (),
+    tied: str = "keep",
+    include_heads: bool = True,
 ) -> Plan:
     """Choose a format for every table so that all together keep a budget; ``ValueError`` where none does.
 
@@ -161,9 +167,10 @@ def plan(
     Args:
         model: or sizes by name, ``{"wte": (50257, 768)}``.
         budget: bytes of all tables together, ``"20MB"``; or ``ratio``, their dense bytes over that.
-        formats: those to weigh, in place of the usual ones.
-        min_rows: smaller tables stay dense and are not counted.
-        skip: patterns of names to leave alone, not counted either.
+        formats: those to weigh, in place of the usual ones; one that does not suit a table is left out for it.
+        min_rows: smaller tables of a model stay dense and are not counted.
+        skip: patterns of names in it to leave alone, not counted either.
+        tied, include_heads: as :func:`tensorbed.compress_` will be given them; what it unties is counted each.
 
     Example::
 
@@ -171,51 +178,86 @@ def plan(
     """
     if purpose not in ("pretrained", "train"):
         raise ValueError(f'purpose={purpose!r}: choose "pretrained" or "train".')
-    tables = _tables(model, min_rows, skip)
-    dense = {name: table.numel() * table.element_size() for name, (table, _) in tables.items()}
-    allowed = _allowed(budget, ratio, sum(dense.values()))
+    if formats is not None:
+        _check_formats(formats)
+    if isinstance(model, nn.Module):
+        tables, whole = _found(model, min_rows, skip, tied, include_heads)
+    else:
+        tables = _empty(model)
+        whole = sum(table.nbytes for table, _ in tables.values())
+    allowed = _allowed(budget, ratio, whole)
     measured = purpose == "pretrained" and not any(table.is_meta for table, _ in tables.values())
-    if formats is None:
-        formats = PRETRAINED if measured else tuple(TensorTrain(ratio=r) for r in _TRAINED)
-    bound = {name: _bound(*table, formats) for name, table in tables.items()}
-    least = sum(min(dense[name], *(one.bytes for one, _ in options)) for name, options in bound.items())
+    usual = PRETRAINED if measured else tuple(TensorTrain(ratio=r) for r in _TRAINED)
+    bound = {}
+    for name, (table, reserved) in tables.items():
+        with naming(name):
+            bound[name] = _bound(table, reserved, formats or usual)
+    least = sum(min([table.nbytes, *(one.bytes for one, _ in bound[name])]) for name, (table, _) in tables.items())
     if least > allowed:
         raise ValueError(
             f"{allowed:,.0f} bytes for all tables: with the formats weighed they take {least:,} at the least, a ratio "
-            f"of {sum(dense.values()) / least:.4g}; ask for no less, or give formats= that are smaller."
+            f"of {whole / least:.4g}; ask for no less, or give formats= that are smaller."
         )
     options = {}
     for name, (table, _) in track(list(tables.items()), "measuring formats"):
-        start = Option(Dense(), dense[name], 1.0, 0.0 if measured else None)
+        start = Option(Dense(), table.nbytes, 1.0, 0.0 if measured else None)
         with naming(name):
             options[name] = (start, *(_measured(table, bound[name]) if measured else (one for one, _ in bound[name])))
     sizes = {name: (int(table.shape[0]), int(table.shape[1])) for name, (table, _) in tables.items()}
-    return Plan(sizes, _chosen(options, allowed), options, allowed)
+    return Plan(sizes, _chosen(options, allowed), options, allowed, whole)
 
 
-def _tables(
-    model: nn.Module | Mapping[str, tuple[int, int]], min_rows: int, skip: Sequence[str]
-) -> dict[str, tuple[Tensor, int]]:
-    """Weights by name, on the meta device where only sizes are known, and bytes stored besides; what is shared once."""
-    if isinstance(model, nn.Module):
-        found, left = found_tables(model, Dense(), min_rows, tuple(skip), include_heads=True, tied="keep")
-        if not found:
-            why = ", ".join(f"{name}: {reason}" for name, reason in left.items())
-            raise ValueError(f"the model has no table of at least min_rows={min_rows} rows{why and f' ({why})'}.")
-        return {weight.name: (weight.tensor.detach(), _reserved(weight)) for weight in found}
-    if not isinstance(model, Mapping) or not model:
-        raise TypeError(f"plan takes a model or sizes by name, {{'words': (rows, cols)}}, got {type(model).__name__}.")
-    sizes = {}
-    for name, size in model.items():
-        rows, cols = size
-        shape = (require_positive(rows, f"rows of {name}"), require_positive(cols, f"columns of {name}"))
-        sizes[name] = (torch.empty(shape, device="meta", dtype=torch.float32), 0)
-    return sizes
+def _check_formats(formats: object) -> None:
+    if isinstance(formats, (str, Format)) or not isinstance(formats, Sequence):
+        raise TypeError(f"formats={formats!r}: give a list of formats, [tb.QuantizedRows(bits=4), tb.HotRows()].")
+    if not formats:
+        raise ValueError("formats is empty: give at least one, or leave it out for the usual ones.")
+    for format in formats:
+        check_format(format)
+        if getattr(format, "rel_error", None) is not None:
+            raise ValueError(f"{format!r} has no size before it is fitted; give rank= or ratio=.")
 
 
-def _reserved(weight: Weight) -> int:
+# Weights by name, on the meta device where only sizes are known, and the bytes that are stored besides.
+_Tables = dict[str, tuple[Tensor, int]]
+
+
+def _found(model: nn.Module, min_rows: int, skip: Sequence[str], tied: str, include_heads: bool) -> tuple[_Tables, int]:
+    """The tables that compressing makes, and the bytes of all as they are; what is shared once."""
+    require_int(min_rows, "min_rows")
+    if isinstance(skip, str):
+        raise TypeError(f"skip={skip!r}: give a list of patterns.")
+    if tied not in ("keep", "untie"):
+        raise ValueError(f'tied={tied!r}: choose "keep" or "untie".')
+    found, left = found_tables(model, Dense(), min_rows, tuple(skip), include_heads, tied)
+    if not found:
+        why = ", ".join(f"{name}: {reason}" for name, reason in left.items())
+        raise ValueError(f"the model has no table of at least min_rows={min_rows} rows{why and f' ({why})'}.")
+    tables = {
+        name: (weight.tensor.detach(), _reserved(weight, name))
+        for weight in found
+        for name in (weight.places if tied == "untie" else [weight.name])
+    }
+    return tables, sum(weight.tensor.nbytes for weight in found)
+
+
+def _empty(sizes: Mapping[str, tuple[int, int]]) -> _Tables:
+    if not isinstance(sizes, Mapping) or not sizes:
+        raise TypeError(f"plan takes a model or sizes by name, {{'words': (rows, cols)}}, got {type(sizes).__name__}.")
+    tables = {}
+    for name, size in sizes.items():
+        if not isinstance(size, Sequence) or isinstance(size, str) or len(size) != 2:
+            raise TypeError(f"{name}={size!r}: give rows and columns, (rows, cols).")
+        rows, cols = require_positive(size[0], f"rows of {name}"), require_positive(size[1], f"columns of {name}")
+        if rows * cols > _MOST:
+            raise ValueError(f"{name}: {rows:.4g} x {cols:.4g} numbers are more than a table can have, {_MOST:.4g}.")
+        tables[name] = (torch.empty((rows, cols), device="meta", dtype=torch.float32), 0)
+    return tables
+
+
+def _reserved(weight: Weight, name: str) -> int:
     """Bytes of the row that a table with a ``padding_idx`` stores besides."""
-    padded = getattr(weight.places[weight.name], "padding_idx", None) is not None
+    padded = getattr(weight.places[name], "padding_idx", None) is not None
     return weight.tensor.shape[1] * weight.tensor.element_size() if padded else 0
 
 
@@ -238,15 +280,22 @@ def parsed_bytes(budget: str | int | None) -> int:
 
 
 def _bound(table: Tensor, reserved: int, formats: Sequence[Format]) -> list[tuple[Option, Structure]]:
-    """The formats that a table can have, with what it takes then."""
+    """The formats that a table can have, with what it takes then; none where it is too small for each of them."""
     rows, cols = table.shape
     budget = Budget(rows, cols, table.dtype, reserved)
-    found = []
+    found, unsuited = [], []
     for format in formats:
-        with suppress(OutOfReachError):
+        try:
             structure = format.bind(budget)
-            size = structure.bytes(table.dtype) + reserved
-            found.append((Option(format, size, budget.ratio(structure), None), structure))
+        except OutOfReachError:
+            continue
+        except ValueError as error:
+            unsuited.append(error)
+            continue
+        size = structure.bytes(table.dtype) + reserved
+        found.append((Option(format, size, budget.ratio(structure), None), structure))
+    if unsuited and not found:
+        raise unsuited[0]
     return found
 
 
@@ -275,7 +324,25 @@ def _chosen(options: Mapping[str, tuple[Option, ...]], allowed: float) -> dict[s
             break
         _, name, taken = min(steps, key=lambda step: step[0])
         chosen[name] = taken
+    # The last step may have given up more than was needed.
+    while (better := _better(options, chosen, allowed)) is not None:
+        chosen[better[0]] = better[1]
     return chosen
+
+
+def _better(
+    options: Mapping[str, tuple[Option, ...]], chosen: Mapping[str, Option], allowed: float
+) -> tuple[str, Option] | None:
+    """The change of one table that takes away most squared error within the budget, if there is one."""
+    left = allowed - sum(one.bytes for one in chosen.values())
+    gains = [
+        (one.error**2 - other.error**2, name, other)
+        for name, one in chosen.items()
+        for other in options[name]
+        if one.error is not None and other.error is not None and other.bytes - one.bytes <= left
+    ]
+    gain, name, other = max(gains, key=lambda found: found[0], default=(0.0, "", None))
+    return (name, other) if other is not None and gain > 0 else None
 
 
 def _price(one: Option, other: Option) -> tuple[float, float]:

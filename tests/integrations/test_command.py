@@ -168,6 +168,50 @@ def test_killed_while_saving_leaves_no_half_written_folder(made, tmp_path):
     assert part.name.endswith(".part")
 
 
+@pytest.fixture
+def killed(made, tmp_path):
+    """A folder that a command was about to replace when it was killed, between the two renames."""
+    out = tmp_path / "out"
+    shutil.copytree(made / "small", out)
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from tensorbed.integrations.transformers import folders\n"
+        "rename = Path.rename\n"
+        "def killed(path, target):\n"
+        "    rename(path, target)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "Path.rename = killed\n"
+        "with folders.put_in_place(Path(sys.argv[1])) as part:\n"
+        "    (part / 'new').touch()\n"
+    )
+    assert python("-c", code, out).returncode == -signal.SIGKILL
+    assert not out.exists()
+    assert sorted(path.suffix for path in tmp_path.iterdir()) == [".old", ".part"]
+    return out
+
+
+def test_killed_between_the_renames_the_old_folder_is_named(made, killed):
+    (old,) = killed.parent.glob(".out.*.old")
+    for command in (
+        ("verify", killed, "--against", made / "llama", "--texts", made / "texts.txt"),
+        ("compress", killed, killed.parent / "other"),
+    ):
+        assert f"A command that was killed left the one that was there as {old};" in refused(*command)
+    assert old.is_dir()
+
+
+def test_killed_between_the_renames_the_old_folder_comes_back(made, killed):
+    (killed.parent / ".out.notes.old").mkdir()  # of somebody else
+    command = ("compress", made / "bert", killed, "--format", "int8", *SMALL)
+    assert "--force" in refused(*command)
+    assert files(killed) == files(made / "small")
+    assert not list(killed.parent.glob(".out.????????.old"))
+    run(*command, "--force")
+    assert folders.opened(killed).config["architectures"] == ["BertModel"]
+    assert (killed.parent / ".out.notes.old").is_dir()
+
+
 def test_planning_and_inspecting_a_folder(made):
     found = json.loads(run("plan", made / "bert", "--ratio", "2", *SMALL, "--json"))
     assert found["tables"]["embeddings.word_embeddings"]["error"] > 0

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import nn
 
 from tensorbed.convert import compress_
 from tensorbed.finding import Formats
@@ -19,10 +22,17 @@ from tensorbed.integrations.transformers.folders import (
     opened,
     put_in_place,
     quiet,
+    token_limit,
 )
-from tensorbed.planning import plan
+from tensorbed.nn.head import Head
+from tensorbed.planning import Plan, plan
+from tensorbed.progress import track
 from tensorbed.report import Report
 from tensorbed.structures import Format
+from tensorbed.structures.hot_rows import HotRows
+
+_HARMLESS = 0.02  # a fit error that no head is hurt by; 8 bits have less
+_TOKENS = 512  # of a text that the model is calibrated on
 
 
 @dataclass(frozen=True)
@@ -64,6 +74,7 @@ def compress_folder(
     untie: bool = False,
     include_heads: bool = True,
     force: bool = False,
+    calibrate: Sequence[str] | None = None,
 ) -> CompressedFolder:
     """Compress the model of a folder into another, which has the tokenizer and all small files of the first.
 
@@ -71,6 +82,8 @@ def compress_folder(
         out: written beside itself and put in place when complete; ``force`` replaces one that is there.
         format: or ``None``, to have a format chosen for each table by :func:`tensorbed.plan` under ``ratio`` or
             ``budget``.
+        calibrate: texts that the model reads, so that formats weigh errors as they are met there; see
+            :func:`tensorbed.compress_`.
     """
     source, out = Path(source), Path(out)
     folder = opened(source)
@@ -78,25 +91,74 @@ def compress_folder(
     if folder.is_compressed:
         raise ValueError(f"{source} is compressed already; compress the model it was made of.")
     model, notes = load_model(folder)
-    formats: Formats = format or _planned(model, ratio, budget, min_rows, skip)
-    report = compress_(
-        model,
-        formats,
-        min_rows=min_rows,
-        skip=skip,
-        tied="untie" if untie else "keep",
-        include_heads=include_heads,
-    )
+    read = None if calibrate is None else _reader(folder, calibrate)
+    where: Any = {"min_rows": min_rows, "skip": skip, "tied": "untie" if untie else "keep"}
+    where["include_heads"] = include_heads
+    formats: Formats = format or plan(model, ratio=ratio, budget=budget, **where)
+    report = compress_(model, formats, calibrate=read, **where)
     if not report.entries:
         raise ValueError(f"{source}: {report.warnings[0]} Lower --min-rows (min_rows) if a table is too small.")
+    heads = {e.names[0]: e.error for e in report.entries if any(_is_head(model, name) for name in e.names)}
+    notes += _notes_on_heads(heads, formats, calibrate is not None)
     with put_in_place(out) as part:
         notes += _written(folder, model, part)
     after = opened(out).weight_bytes
     return CompressedFolder(source, out, report, folder.weight_bytes, after, tuple(notes))
 
 
-def _planned(model: Any, ratio: float | None, budget: str | int | None, min_rows: int, skip: Sequence[str]) -> Formats:
-    return plan(model, ratio=ratio, budget=budget, min_rows=min_rows, skip=skip)
+def _reader(folder: Folder, texts: Sequence[str]) -> Callable[[Any], None]:
+    """Runs a model on texts, one at a time: what is padded would be counted as used."""
+    tokenizer = load_tokenizer(folder)
+    with quiet():
+        limit = token_limit(folder, tokenizer, _TOKENS)
+        ids = tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
+
+    def read(model: Any) -> None:
+        for one in track([one for one in ids if one], "calibrating"):
+            tokens = torch.tensor([one], device=model.device)
+            both = {"decoder_input_ids": tokens} if model.config.is_encoder_decoder else {}
+            try:
+                model(input_ids=tokens, **both)
+            except (IndexError, RuntimeError, TypeError, ValueError) as error:
+                said = " ".join(str(error).split())
+                raise ValueError(f"the model in {folder.root} does not read the texts: {said[:500]}") from error
+
+    return read
+
+
+def _is_head(model: nn.Module, name: str) -> bool:
+    return isinstance(model.get_submodule(name), Head)
+
+
+def notes_on_plan(model: nn.Module, planned: Plan) -> list[str]:
+    """What its errors do not tell of a model."""
+    linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
+    heads = {name: one.error for name, one in planned.chosen.items() if id(model.get_submodule(name).weight) in linear}
+    return _notes_on_heads(heads, planned, calibrated=False)
+
+
+def _notes_on_heads(heads: Mapping[str, float | None], formats: Formats, calibrated: bool) -> list[str]:
+    """Errors of a head meet every score, which its fit error does not tell."""
+    notes = []
+    for name, error in heads.items():
+        advice = _safer(name, formats)
+        advice += [] if calibrated else ["compress --calibrate FILE weighs errors as they are met in texts of yours"]
+        if error is not None and error > _HARMLESS and advice:
+            alone = ", and its format was chosen by that error alone" if isinstance(formats, Plan) else ""
+            notes.append(
+                f"{name} is used as a vocabulary head, which is more sensitive than its fit error says{alone}; "
+                f"{', and '.join(advice)}."
+            )
+    return notes
+
+
+def _safer(name: str, formats: Formats) -> list[str]:
+    """Hot rows, unless that is what was taken or something nearer was."""
+    if not isinstance(formats, Plan):
+        return [] if isinstance(formats, HotRows) else ["--format hot keeps the rows that are used most in 8 bits"]
+    taken = formats.chosen[name].error or 0.0
+    hot = [one for one in formats.options[name] if isinstance(one.format, HotRows) and (one.error or 0.0) < taken]
+    return [f"--format hot, {one.ratio:.1f} times smaller, is the nearest that is safer" for one in hot]
 
 
 def _written(folder: Folder, model: Any, part: Path) -> list[str]:

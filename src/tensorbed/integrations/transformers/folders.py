@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
 import secrets
@@ -24,6 +25,7 @@ _WEIGHTS = (
 )
 # transformers takes the first kind that it finds.
 _LOADED = (".safetensors", ".bin", ".gguf")
+_TOKEN = 4  # bytes that tell folders of one name apart while they are written
 _LARGE = 100_000_000  # bytes; a vocabulary has less
 
 
@@ -69,7 +71,9 @@ def opened(path: str | os.PathLike[str]) -> Folder:
     """What a folder holds, from its small files."""
     root = Path(path)
     if not root.is_dir():
-        raise FileNotFoundError(f"there is no folder {root}.")
+        old = left_of(root)
+        left = f" A command that was killed left the one that was there as {old}; rename it." if old else ""
+        raise FileNotFoundError(f"there is no folder {root}.{left}")
     first, others = _modules(root)
     place = root / first
     ggufs = sorted(place.glob("*.gguf"))
@@ -138,6 +142,12 @@ def load_tokenizer(folder: Folder) -> Any:
     return tokenizer
 
 
+def token_limit(folder: Folder, tokenizer: Any, most: int) -> int:
+    """Tokens of one text that the model can read, and no more than ``most``."""
+    places = folder.config.get("max_position_embeddings") or folder.config.get("n_positions") or most
+    return int(min(most, tokenizer.model_max_length, places))
+
+
 @contextmanager
 def explained(folder: Folder, what: str = "model") -> Iterator[None]:
     """Whatever transformers raises over a folder, as one line that names it."""
@@ -181,13 +191,24 @@ def copy_rest(folder: Folder, to: Path) -> list[str]:
     return left
 
 
+def left_of(out: Path) -> Path | None:
+    """The folder that was here, where a command was killed between taking it away and putting the new one in place."""
+    out = out.resolve()
+    if out.exists():
+        return None
+    beside = out.parent.glob(f".{glob.escape(out.name)}.{'[0-9a-f]' * 2 * _TOKEN}.old")
+    return max(beside, key=lambda path: path.stat().st_ctime, default=None)
+
+
 def check_target(out: Path, source: Path, force: bool) -> None:
-    """Refuse what would lose something, before any work is done."""
+    """Refuse what would lose something, before any work is done; what a killed command took away is put back first."""
     here, there = out.resolve(), source.resolve()
     if here == there or here in there.parents or there in here.parents:
         raise ValueError(f"{out} and {source} lie in each other; write to a folder of its own.")
     if not here.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {out.parent}; make it first.")
+    if old := left_of(here):
+        old.rename(here)
     if not here.exists() or (here.is_dir() and not any(here.iterdir())):
         return
     if not here.is_dir():
@@ -202,9 +223,13 @@ def check_target(out: Path, source: Path, force: bool) -> None:
 
 @contextmanager
 def put_in_place(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` to write into, which takes its place at the end: there is the old one or the new one."""
+    """A folder beside ``out`` to write into, which takes its place at the end: there is the old one or the new one.
+
+    But for a kill between two renames: then there is neither, and the old one is whole in ``.OUT.*.old``, from where
+    :func:`check_target` brings it back.
+    """
     out = out.resolve()  # of a link, what it points to is replaced
-    beside = f".{out.name}.{secrets.token_hex(4)}"
+    beside = f".{out.name}.{secrets.token_hex(_TOKEN)}"
     part, old = out.with_name(f"{beside}.part"), out.with_name(f"{beside}.old")
     part.mkdir()
     try:

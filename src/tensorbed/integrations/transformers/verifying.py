@@ -16,7 +16,15 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tensorbed.integrations.transformers.folders import Folder, explained, load_model, load_tokenizer, opened, quiet
+from tensorbed.integrations.transformers.folders import (
+    Folder,
+    explained,
+    load_model,
+    load_tokenizer,
+    opened,
+    quiet,
+    token_limit,
+)
 from tensorbed.progress import track
 
 Ids = list[int]
@@ -131,11 +139,10 @@ def _tokens(folders: tuple[Folder, Folder], texts: Sequence[str], max_tokens: in
     names = f"the tokenizers of {folders[0].root} and {folders[1].root} differ"
     if ours.get_vocab() != theirs.get_vocab():
         raise ValueError(f"{names}: vocabularies of {len(ours):,} and {len(theirs):,}; are these one model?")
-    limits = [max_tokens, ours.model_max_length, theirs.model_max_length]
-    limits += [folder.config.get("max_position_embeddings") or max_tokens for folder in folders]
+    limit = min(token_limit(folder, one, max_tokens) for folder, one in zip(folders, (ours, theirs), strict=True))
     with quiet():
         whole, other = (tokenizer(list(texts))["input_ids"] for tokenizer in (ours, theirs))
-        kept = ours(list(texts), truncation=True, max_length=min(limits))["input_ids"]
+        kept = ours(list(texts), truncation=True, max_length=limit)["input_ids"]
     for text, one, two in zip(texts, whole, other, strict=True):
         if one != two:
             raise ValueError(f"{names}: {text[:60]!r} has {len(one)} tokens for one and {len(two)} for the other.")

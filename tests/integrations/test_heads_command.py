@@ -1,0 +1,112 @@
+"""``tensorbed compress`` where a table is also the head: what is counted, calibrated and said."""
+
+import json
+
+import pytest
+import torch
+import transformers
+from commands import SMALL, invoke, make_folders, refused, run
+from model_folders import TEXTS, WORDS, make_llama, save_tokenizer
+from tiny import ARCHITECTURES
+
+import tensorbed as tb
+
+COMMON = [f"other{number}" for number in range(200)]  # words before those of the texts
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Folders that no test changes."""
+    root = make_folders(tmp_path_factory.mktemp("models"))
+    make_llama(root / "late")
+    save_tokenizer(root / "late", [*COMMON, *WORDS])
+    return root
+
+
+def entries(*arguments):
+    return json.loads(run("compress", *arguments, *SMALL, "--json"))["report"]["entries"]
+
+
+@pytest.mark.parametrize("options", [(), ("--untie",), ("--untie", "--no-heads")])
+def test_a_budget_is_kept_whatever_becomes_of_the_tie(made, tmp_path, options):
+    found = entries(made / "llama", tmp_path / "x", "--budget", "16kB", *options)
+    assert sum(entry["bytes_after"] for entry in found) <= 16_000
+    assert len(found) == (2 if options == ("--untie",) else 1)
+
+
+def test_hot_rows_on_the_command_line(made, tmp_path):
+    result = invoke("compress", made / "llama", tmp_path / "x", "--format", "hot", "--ratio", "9", *SMALL)
+    assert result.exit_code == 0
+    assert "--ratio is not used" in result.stderr
+    assert "hot_rows, 19 rows quantized_rows bits=8" in result.stdout
+
+
+def test_calibrating_is_what_the_library_does(made, tmp_path):
+    out = tmp_path / "x"
+    run("compress", made / "late", out, "--format", "hot", "--calibrate", made / "texts.txt", *SMALL)
+    found = transformers.AutoModelForCausalLM.from_pretrained(out).model.embed_tokens
+    model = transformers.AutoModelForCausalLM.from_pretrained(made / "late")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(made / "late")
+    tokens = [tokenizer(text, return_tensors="pt").input_ids for text in filter(None, TEXTS)]
+    tb.compress_(model, tb.HotRows(), min_rows=100, calibrate=lambda m: [m(input_ids=ids) for ids in tokens])
+    assert set(torch.cat(tokens, 1).unique().tolist()) <= set(found.places.tolist())
+    expected = model.model.embed_tokens.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["t5", "bert"])
+def test_calibrating_other_models(tmp_path, name):
+    config, kind, sizes = ARCHITECTURES[name]
+    torch.manual_seed(0)
+    getattr(transformers, kind)(getattr(transformers, config)(**sizes)).save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model", [*COMMON, *WORDS])
+    (tmp_path / "texts.txt").write_text("man dog\n")
+    options = ("--format", "hot", "--calibrate", tmp_path / "texts.txt", *SMALL)
+    run("compress", tmp_path / "model", tmp_path / "x", *options)
+    table = transformers.AutoModel.from_pretrained(tmp_path / "x").get_input_embeddings()
+    assert {204, 205} <= set(table.places.tolist())
+
+
+def test_what_calibrating_refuses(made, tmp_path):
+    out = tmp_path / "x"
+    said = refused("compress", made / "llama", out, "--format", "tt", "--calibrate", made / "texts.txt", code=2)
+    assert "--calibrate is for pq, lr, int8, int4, hot and auto" in said
+    (tmp_path / "empty.txt").touch()
+    assert "there is no text" in refused("compress", made / "llama", out, "--calibrate", tmp_path / "empty.txt")
+    save_tokenizer(make_llama(tmp_path / "wide"), [f"word{number}" for number in range(400)])
+    (tmp_path / "texts.txt").write_text("word399\n")
+    options = ("--format", "hot", "--calibrate", tmp_path / "texts.txt", *SMALL)
+    said = refused("compress", tmp_path / "wide", out, *options)
+    assert "the model in" in said
+    assert "does not read the texts" in said
+
+
+def notes(*arguments):
+    return [note for note in json.loads(run("compress", *arguments, *SMALL, "--json"))["notes"] if "head" in note]
+
+
+def test_tables_that_are_heads_are_told(made, tmp_path):
+    outs = (tmp_path / str(number) for number in range(9))
+    texts = ("--calibrate", made / "texts.txt")
+    (said,) = notes(made / "llama", next(outs), "--format", "int4")
+    assert said.startswith("model.embed_tokens is used as a vocabulary head")
+    assert "--format hot" in said
+    assert "--calibrate" in said
+    (said,) = notes(made / "llama", next(outs), "--format", "hot")
+    assert "--format hot" not in said
+    (said,) = notes(made / "llama", next(outs), "--format", "int4", *texts)
+    assert "--calibrate" not in said
+    assert notes(made / "llama", next(outs), "--format", "hot", *texts) == []
+    assert notes(made / "llama", next(outs), "--format", "int8") == []  # near enough for any head
+    assert notes(made / "bert", next(outs), "--format", "int4") == []
+    (said,) = notes(made / "llama", next(outs), "--ratio", "3.5", "--format", "auto")
+    assert "chosen by that error alone" in said
+    assert "--format hot, 3.3 times smaller" in said
+
+
+def test_plans_tell_it_too(made):
+    said = run("plan", made / "llama", "--ratio", "3.5", *SMALL)
+    assert "note: model.embed_tokens is used as a vocabulary head" in said
+    assert "--format hot, 3.3 times smaller" in said
+    assert json.loads(run("plan", made / "llama", "--ratio", "1.5", *SMALL, "--json"))["notes"] == []
+    assert json.loads(run("plan", made / "bert", "--ratio", "3", *SMALL, "--json"))["notes"] == []
