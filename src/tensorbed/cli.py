@@ -214,7 +214,8 @@ def compress(
     OUT-DIR gets the compressed weights, the tokenizer and all other small files. It is loaded with `from_pretrained` or
     `SentenceTransformer` after `import tensorbed.integrations.transformers`.
 
-    Example: `tensorbed compress all-MiniLM-L6-v2 small --format pq --ratio 7`
+    Example: `tensorbed compress all-MiniLM-L6-v2 small --format pq --ratio 7` or, for a language model,
+    `tensorbed compress SmolLM2-135M small --format hot --calibrate texts.txt`
     """
     chosen, ratio = _format(format, ratio, budget)
     if calibrate is not None and format in (_Name.tt, _Name.tr):
