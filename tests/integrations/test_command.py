@@ -11,6 +11,7 @@ import torch
 import transformers
 from commands import SMALL, invoke, make_folders, python, refused, run
 from model_folders import make_bert, make_llama
+from safetensors.torch import load_file, save_file
 
 from tensorbed.integrations.transformers import folders
 
@@ -253,6 +254,13 @@ def test_folders_that_are_no_models(tmp_path, command):
     for name in ("config.json", "model.safetensors"):
         (tmp_path / "cut" / name).write_bytes((tmp_path / "whole" / name).read_bytes()[:5000])
     assert "cannot be loaded" in said("cut")
+    strange = json.loads((tmp_path / "whole" / "config.json").read_text())
+    (tmp_path / "cut" / "config.json").write_text(json.dumps({**strange, "vocab_size": "x"}))
+    assert "cannot be loaded" in said("cut")
+    tensors = load_file(tmp_path / "whole" / "model.safetensors")
+    tensors.pop("embeddings.word_embeddings.weight")
+    save_file(tensors, tmp_path / "whole" / "model.safetensors", {"format": "pt"})
+    assert "have no embeddings.word_embeddings.weight, the table of the model" in said("whole")
 
 
 def test_a_gguf_is_taken_where_it_is_alone(made, tmp_path):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from safetensors import SafetensorError
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
@@ -125,8 +124,17 @@ def load_model(folder: Folder) -> tuple[PreTrainedModel, list[str]]:
     with explained(folder), quiet():
         model, found = kind.from_pretrained(folder.place, **options)
     if missing := sorted(found["missing_keys"]):
+        _refuse_drawn_tables(model, missing, folder)
         notes.append(f"tensors that are not in {folder.root} were drawn: {len(missing)}, the first is {missing[0]}.")
     return model.eval(), notes
+
+
+def _refuse_drawn_tables(model: PreTrainedModel, missing: list[str], folder: Folder) -> None:
+    """A model without its word table is no model, whatever else was drawn."""
+    words = model.get_input_embeddings()
+    names = [f"{name}.weight" for name, module in model.named_modules(remove_duplicate=False) if module is words]
+    if words is not None and names and set(names) <= set(missing):
+        raise ValueError(f"the weights in {folder.root} have no {names[0]}, the table of the model; they are damaged.")
 
 
 def load_tokenizer(folder: Folder) -> Any:
@@ -153,7 +161,7 @@ def explained(folder: Folder, what: str = "model") -> Iterator[None]:
     """Whatever transformers raises over a folder, as one line that names it."""
     try:
         yield
-    except (OSError, ValueError, TypeError, RuntimeError, LookupError, ImportError, SafetensorError) as error:
+    except Exception as error:  # of as many kinds as there are ways to spoil a file
         said = " ".join(str(error).split()) or type(error).__name__
         own = " (it has code of its own, which is not run)" if "auto_map" in folder.config else ""
         raise ValueError(f"the {what} in {folder.root} cannot be loaded{own}: {said[:500]}") from error
