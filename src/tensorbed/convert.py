@@ -142,8 +142,7 @@ def _layer(
         layer.requires_grad_(weight.requires_grad)
     if isinstance(layer, ScaledEmbedding):
         scale: Any = module.embed_scale
-        # As a tensor it is rounded as the rows are, as a number it is not.
-        layer.embed_scale = float(scale.to(weight.dtype) if isinstance(scale, Tensor) else scale)
+        layer.embed_scale, layer.rounds_scale = float(scale), isinstance(scale, Tensor)
     return layer
 
 

@@ -124,6 +124,11 @@ def test_scale_is_kept(tmp_path):
     assert model.get_input_embeddings().embed_scale == pytest.approx(32**0.5)
     again = reloaded(model, tmp_path)
     assert torch.equal(logits(again), before)
+    half = type(model).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    dense("gemma3").save_pretrained(tmp_path / "dense")
+    stock = type(model).from_pretrained(tmp_path / "dense", dtype=torch.bfloat16)
+    index = torch.arange(ROWS)
+    assert torch.equal(half.get_input_embeddings()(index), stock.get_input_embeddings()(index))
 
 
 def test_a_model_of_two_models(tmp_path):

@@ -31,14 +31,14 @@ _KINDS: dict[str, type[StructuredTable]] = {
 _TABLE = ("padding_idx", "scale_grad_by_freq", "std")
 _OPTIONS: dict[str, tuple[str, ...]] = {
     "Embedding": (*_TABLE, "impl"),
-    "ScaledEmbedding": (*_TABLE, "impl", "embed_scale"),
+    "ScaledEmbedding": (*_TABLE, "impl", "embed_scale", "rounds_scale"),
     "EmbeddingBag": (*_TABLE, "impl", "mode", "include_last_offset"),
     "Head": ("std", "impl", "memory_budget", "bias"),
 }
 # A head has a padding row where it is tied to a table that has one, and keeps it when it is saved without that table.
 _OPTIONAL: dict[str, tuple[str, ...]] = {"Head": ("padding_idx",)}
-_FLAGS = ("scale_grad_by_freq", "include_last_offset", "bias")
-_LATER = ("mode", "include_last_offset", "embed_scale")  # not of every table
+_FLAGS = ("scale_grad_by_freq", "include_last_offset", "bias", "rounds_scale")
+_LATER = ("mode", "include_last_offset", "embed_scale", "rounds_scale")  # not of every table
 _DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 
 

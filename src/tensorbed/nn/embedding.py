@@ -96,9 +96,16 @@ class Embedding(StructuredTable):
 
 
 class ScaledEmbedding(Embedding):
-    """Rows times a constant, ``embed_scale``, as some models multiply theirs by ``sqrt(embedding_dim)``."""
+    """Rows times a constant, ``embed_scale``, as some models multiply theirs by ``sqrt(embedding_dim)``.
+
+    Where it was a tensor it is rounded to the dtype of the rows (``rounds_scale``), as a number it is not.
+    """
 
     embed_scale: float = 1.0
+    rounds_scale: bool = False
 
     def forward(self, index: Tensor) -> Tensor:  # (*) -> (*, embedding_dim)
-        return super().forward(index) * self.embed_scale
+        rows = super().forward(index)
+        if self.rounds_scale:
+            return rows * torch.tensor(self.embed_scale, dtype=rows.dtype, device=rows.device)
+        return rows * self.embed_scale
