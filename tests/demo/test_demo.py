@@ -208,7 +208,7 @@ def test_a_step_has_the_cross_entropy_over_all_words_and_moves_everything(format
 
 def test_perplexity_of_a_model_that_knows_frequencies_only_is_theirs(corpus):
     model = LanguageModel(corpus.log_frequencies(), 8, tb.Dense(), 0)
-    nn.init.zeros_(model.head.weight)
+    nn.init.zeros_(model.head.table)
     lanes = Lanes.of(corpus, 4).valid
     expected = (-corpus.log_frequencies()[lanes[1:]].mean()).exp().item()
     assert perplexity(model, lanes) == pytest.approx(expected, rel=1e-5)
