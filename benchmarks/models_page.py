@@ -61,7 +61,7 @@ _CHOICE = """
 
 * **No loss that can be measured, ratio 4**: `tb.QuantizedRows(bits=8)`.
 * **Ratio 7, a language model with tied ends**: `tb.HotRows()` with `calibrate=`; without data `tb.HotRows()` alone, as
-  vocabularies are mostly ordered by frequency. Beyond that `tb.ProductQuantized(ratio=...)`, never without `calibrate=`.
+  vocabularies are mostly ordered by frequency. Beyond that `tb.ProductQuantized(ratio=...)`, only with `calibrate=`.
 * **Ratio 7 and beyond, a table that is only read**: `tb.ProductQuantized(ratio=...)`.
 * **Low rank and tensor trains** are for tables that are trained in that form, from the start or afterwards: a trained
   table is close to full rank, and they lose most of it.
