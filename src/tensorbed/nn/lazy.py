@@ -25,14 +25,50 @@ _METHODS = (
     "get_device",
     "__len__",
 )
-ANSWERED: frozenset[Callable[..., Any]] = frozenset(
+_ANSWERED: frozenset[Callable[..., Any]] = frozenset(
     [getattr(Tensor, name).__get__ for name in _PROPERTIES] + [getattr(Tensor, name) for name in _METHODS]
 )
 _FREEZING = (getattr(Tensor, "requires_grad").__set__, Tensor.requires_grad_)  # noqa: B009
 
 
-class LazyTable(Tensor):
-    """``layer.weight``: shape, dtype, device and whether it is trained are known, its numbers are made when wanted.
+class LazyTensor(Tensor):
+    """Known in shape, dtype and device; its numbers are made (:meth:`_numbers`) by whoever computes with it."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _ANSWERED:
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **kwargs)
+        if isinstance(kwargs.get("out"), LazyTensor):
+            kwargs["out"]._be_written(func)
+        first = next(iter((*args, *kwargs.values())), None)
+        found = first._handled(func, args, kwargs) if isinstance(first, LazyTensor) else NotImplemented
+        return func(*_made(args), **_made(kwargs)) if found is NotImplemented else found
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return func(*_made(args), **_made(kwargs or {}))
+
+    def _numbers(self) -> Tensor:
+        raise NotImplementedError
+
+    def _be_written(self, func: Any) -> None:
+        """Told before something is written to it."""
+
+    def _handled(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """A call whose first argument this is, where it needs no numbers; ``NotImplemented`` else."""
+        return NotImplemented
+
+
+def _made(given: Any) -> Any:
+    return tree_map_only(LazyTensor, lambda lazy: lazy._numbers(), given)
+
+
+class LazyTable(LazyTensor):
+    """``layer.weight``.
 
     Freezing it freezes the tensors it is made from, and its ``data_ptr`` is the first one's: two layers that share
     their tensors have the same. It cannot be written to.
@@ -53,41 +89,28 @@ class LazyTable(Tensor):
         made._layer = layer
         return made
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in ANSWERED:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
-        first = next(iter((*args, *kwargs.values())), None)
-        if isinstance(first, LazyTable):
-            if func is Tensor.data_ptr:
-                return next(iter(first._layer.params().values())).data_ptr()
-            if func in _FREEZING:
-                return first._freeze(*args[1:], **kwargs)
-            _refuse_writing(func, first._layer)
-            table = first._layer._table()
-            made = func(table, *_made(args[1:]), **_made(kwargs)) if args else func(**_made(kwargs))
-            return _kept_from_writing(made, table, first._layer)
-        if isinstance(kwargs.get("out"), LazyTable):
-            _refuse_writing(Tensor.copy_, kwargs["out"]._layer)
-        return func(*_made(args), **_made(kwargs))
+    def _numbers(self) -> Tensor:
+        return self._layer._table()
 
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return func(*_made(args), **_made(kwargs or {}))
+    def _be_written(self, func: Any) -> None:
+        _refuse(func, self._layer)
+
+    def _handled(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func is Tensor.data_ptr:
+            return next(iter(self._layer.params().values())).data_ptr()
+        if func in _FREEZING:
+            return self._freeze(*args[1:], **kwargs)
+        _refuse_writing(func, self._layer)
+        if not args:
+            return NotImplemented
+        table = self._numbers()
+        return _kept_from_writing(func(table, *_made(args[1:]), **_made(kwargs)), table, self._layer)
 
     def _freeze(self, requires_grad: bool = True) -> Tensor:
         for spec in self._layer.structure.tensors():
             if spec.trainable:
                 getattr(self._layer, spec.name).requires_grad_(requires_grad)
         return LazyTable(self._layer)
-
-
-def _made(given: Any) -> Any:
-    return tree_map_only(LazyTable, lambda lazy: lazy._layer._table(), given)
 
 
 def _kept_from_writing(made: Any, table: Tensor, layer: StructuredTable) -> Any:
@@ -129,8 +152,12 @@ class _ReadOnly(Tensor):
 def _refuse_writing(func: Any, layer: StructuredTable) -> None:
     name = getattr(func, "__name__", "")
     if name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__")):
-        names = ", ".join(spec.name for spec in layer.structure.tensors())
-        raise RuntimeError(
-            f"weight of {type(layer).__name__} is made from {names} and cannot be written to ({name}); write those, or "
-            f"fit a table with {type(layer).__name__}.from_pretrained."
-        )
+        _refuse(func, layer)
+
+
+def _refuse(func: Any, layer: StructuredTable) -> None:
+    names = ", ".join(spec.name for spec in layer.structure.tensors())
+    raise RuntimeError(
+        f"weight of {type(layer).__name__} is made from {names} and cannot be written to ({func.__name__}); write "
+        f"those, or fit a table with {type(layer).__name__}.from_pretrained."
+    )

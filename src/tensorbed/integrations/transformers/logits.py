@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
 
 from tensorbed.nn.head import Head
-from tensorbed.nn.lazy import ANSWERED
+from tensorbed.nn.lazy import LazyTensor
 
 
 def loss_without_logits(model: nn.Module, on: bool = True) -> nn.Module:
@@ -42,7 +41,7 @@ def _forward(head: Head, h: Tensor, *args: Any, **options: Any) -> Any:
     return LazyLogits(head, h, mixed, mixed or h.dtype)
 
 
-class LazyLogits(Tensor):
+class LazyLogits(LazyTensor):
     """``head(h)`` to be: known in shape and dtype, made by the first computation that wants its numbers.
 
     Casts, slices of positions and ``view(-1, classes)`` leave it so; ``F.cross_entropy`` is the head's own loss. Once
@@ -61,24 +60,12 @@ class LazyLogits(Tensor):
         made._head, made._h, made._mixed, made._kept = head, h, mixed, None
         return made
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in ANSWERED:
-            with torch._C.DisableTorchFunctionSubclass():
-                return func(*args, **kwargs)
+    def _handled(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         handler = _HANDLED.get(func)
-        found = None
-        if handler is not None and args and isinstance(args[0], LazyLogits) and args[0]._kept is None:
-            with suppress(TypeError):  # called in a way that is not foreseen
-                found = handler(*args, **kwargs)
-        return func(*_made(args), **_made(kwargs)) if found is None else found
-
-    @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        return func(*_made(args), **_made(kwargs or {}))
+        if handler is None or self._kept is not None or not args:
+            return NotImplemented
+        found = handler(*args, **kwargs)
+        return NotImplemented if found is None else found
 
     def _with(self, h: Tensor, dtype: torch.dtype | None = None) -> LazyLogits:
         return LazyLogits(self._head, h, self._mixed, dtype or self.dtype)
@@ -87,15 +74,11 @@ class LazyLogits(Tensor):
         device = self._h.device.type
         return torch.autocast(device, enabled=False) if dtype is None else torch.autocast(device, dtype=dtype)
 
-    def _logits(self) -> Tensor:
+    def _numbers(self) -> Tensor:
         if self._kept is None:
             with self._under(self._mixed):
                 self._kept = Head.forward(self._head, self._h).to(self.dtype)
         return self._kept
-
-
-def _made(given: Any) -> Any:
-    return tree_map_only(LazyLogits, LazyLogits._logits, given)
 
 
 def _cast(lazy: LazyLogits, *args: Any, **kwargs: Any) -> LazyLogits | None:
@@ -108,10 +91,10 @@ def _cast(lazy: LazyLogits, *args: Any, **kwargs: Any) -> LazyLogits | None:
     return lazy._with(lazy._h, dtype) if plain else None
 
 
-def _viewed(lazy: LazyLogits, *shape: Any) -> LazyLogits | None:
+def _viewed(lazy: LazyLogits, *shape: Any, **named: Any) -> LazyLogits | None:
     """Positions laid out otherwise, classes last as before."""
-    sizes = tuple(shape[0]) if len(shape) == 1 and not isinstance(shape[0], int) else shape
-    if len(sizes) < 2 or not all(isinstance(size, int) for size in sizes):
+    sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
+    if named or len(sizes) < 2 or not all(isinstance(size, int) for size in sizes):
         return None
     classes = lazy.shape[-1]
     if sizes[-1] != classes and not (sizes[-1] == -1 and lazy._h.shape[:-1].numel() == torch.Size(sizes[:-1]).numel()):
@@ -160,9 +143,9 @@ def _cross_entropy(
 
 
 _HANDLED: dict[Callable[..., Any], Callable[..., Any]] = {
-    Tensor.float: lambda lazy: lazy._with(lazy._h, torch.float32),
+    Tensor.float: lambda lazy, **_: lazy._with(lazy._h, torch.float32),
     Tensor.to: _cast,
-    Tensor.contiguous: lambda lazy: lazy,
+    Tensor.contiguous: lambda lazy, **_: lazy,
     Tensor.view: _viewed,
     Tensor.reshape: _viewed,
     Tensor.__getitem__: _sliced,
