@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -178,20 +178,36 @@ class QuantizedRows(Format):
 
     def _fit(self, table: Tensor, budget: Budget, feed: Tensor | None) -> Fit:
         structure = self.bind(budget)
-        height = max(1, _BLOCK // budget.cols)
-        # Written where they stay: results kept between blocks that come and go would hold the blocks' memory too.
-        found = {
-            spec.name: torch.empty(spec.shape, dtype=spec.dtype or torch.float64, device=table.device)
-            for spec in structure.tensors()
-        }
-        for start in track(range(0, budget.rows, height), "quantising rows"):
-            rows = table[start : start + height]
+
+        def fitted(rows: Tensor) -> dict[str, Tensor]:
             # In float32 squares of small and large numbers are lost: rows are brought to size 1.
             size = rows.abs().amax(1, keepdim=True).double()
-            rows = (rows / size.where(size > 0, 1)).float()
-            for name, part in _fitted(structure, rows, feed).items():
-                found[name][start : start + height] = part * size if name == "scale" else part
-        return Fit(structure, found)
+            found = _fitted(structure, (rows / size.where(size > 0, 1)).float(), feed)
+            return {**found, "scale": found["scale"] * size}
+
+        return Fit(structure, in_blocks(structure, table, torch.float64, "quantising rows", fitted))
+
+
+def in_blocks(
+    structure: QuantizedRowsMatrix,
+    table: Tensor,
+    dtype: torch.dtype,
+    label: str,
+    coded: Callable[[Tensor], Mapping[str, Tensor]],
+) -> dict[str, Tensor]:
+    """The structure's tensors, scales in ``dtype``, from a block of rows after the other.
+
+    Written where they stay: results kept between blocks that come and go would hold the blocks' memory too.
+    """
+    found = {
+        spec.name: torch.empty(spec.shape, dtype=spec.dtype or dtype, device=table.device)
+        for spec in structure.tensors()
+    }
+    height = max(1, _BLOCK // structure.cols)
+    for start in track(range(0, structure.rows, height), label):
+        for name, part in coded(table[start : start + height]).items():
+            found[name][start : start + height] = part
+    return found
 
 
 def _fitted(structure: QuantizedRowsMatrix, rows: Tensor, feed: Tensor | None) -> dict[str, Tensor]:  # (n, cols)

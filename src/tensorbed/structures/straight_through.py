@@ -11,10 +11,9 @@ from torch import Tensor
 
 from tensorbed.contraction.coded import Coded, CodedProducts
 from tensorbed.contraction.projection import Projection, Way, rows_of_table
-from tensorbed.progress import track
 from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format
-from tensorbed.structures.quantized_rows import STEPS, QuantizedRows, QuantizedRowsMatrix, packed
+from tensorbed.structures.quantized_rows import STEPS, QuantizedRows, QuantizedRowsMatrix, in_blocks, packed
 from tensorbed.structures.registry import register
 
 _BLOCK = 2**20  # numbers of the table quantised at once
@@ -131,16 +130,8 @@ class StraightThroughMatrix(Structure):
 
     def packed(self, p: Params) -> tuple[Structure, Params]:
         """Codes, steps and scales of the table as it is."""
-        table, stored = p["table"].detach(), self._stored
-        made = {
-            spec.name: torch.empty(spec.shape, dtype=spec.dtype or table.dtype, device=table.device)
-            for spec in stored.tensors()
-        }
-        height = max(1, _BLOCK // self.cols)
-        for start in track(range(0, self.rows, height), "packing rows"):
-            for name, part in self._packed(table[start : start + height]).items():
-                made[name][start : start + height] = part
-        return stored, made
+        table = p["table"].detach()
+        return self._stored, in_blocks(self._stored, table, table.dtype, "packing rows", self._packed)
 
     def _packed(self, rows: Tensor) -> dict[str, Tensor]:  # (n, cols)
         codes, steps, scale = self._coded(rows)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from inspect import signature
 from types import NoneType
 from typing import Any
 
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from tensorbed.convert import compress_
 from tensorbed.finding import Formats
 
 METHOD = "tensorbed"
@@ -36,7 +38,7 @@ class TensorbedConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """How to compress a model while it is loaded, or what the layers of a compressed one are.
 
     Args:
-        format: as for :func:`tensorbed.compress_`, and so are the options after it.
+        format: as for :func:`tensorbed.compress_`; so are all other options that have no line here.
         layers: of a compressed model, by name: class, structure and options, and whose tensors it shares. From a file.
         untied: what its class would tie and is not. From a file.
     """
@@ -45,19 +47,13 @@ class TensorbedConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self,
         format: Formats | None = None,
         *,
-        min_rows: int = 2000,
-        skip: Sequence[str] = (),
-        tied: str = "keep",
-        fit: bool = True,
-        include_heads: bool = True,
-        calibrate: Callable[[Any], object] | None = None,
         layers: Mapping[str, Any] | None = None,
         untied: Sequence[str] = (),
         version: int = VERSION,
-        **unknown: Any,
+        **options: Any,
     ) -> None:
-        unknown.pop("quant_method", None)
-        if unknown:
+        options.pop("quant_method", None)
+        if unknown := [name for name in options if name not in signature(compress_).parameters]:
             raise TypeError(f"TensorbedConfig: unexpected {', '.join(unknown)}; it takes what tb.compress_ takes.")
         if type(version) is not int or not 1 <= version <= VERSION:
             raise ValueError(f"the model has version {version!r} of the format, this tensorbed reads up to {VERSION}.")
@@ -67,14 +63,7 @@ class TensorbedConfig(QuantizationConfigMixin):  # type: ignore[misc]
         self.quant_method = METHOD
         self.version = version
         self.format = format
-        self.options: dict[str, Any] = {
-            "min_rows": min_rows,
-            "skip": tuple(skip),
-            "tied": tied,
-            "fit": fit,
-            "include_heads": include_heads,
-            "calibrate": calibrate,
-        }
+        self.options = options
         self.layers = None if layers is None else dict(layers)
         self.untied = tuple(untied)
 
@@ -84,6 +73,3 @@ class TensorbedConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     def to_diff_dict(self) -> dict[str, Any]:
         return self.to_dict()
-
-    def get_loading_attributes(self) -> dict[str, Any]:
-        return {}
