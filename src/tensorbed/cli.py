@@ -22,6 +22,7 @@ from typer.core import TyperGroup
 
 from tensorbed import terminal
 from tensorbed.checks import require_number
+from tensorbed.finding import MIN_ROWS
 from tensorbed.info import info as collect
 from tensorbed.inspection import inspect as look_into
 from tensorbed.planning import parsed_bytes
@@ -113,7 +114,7 @@ def plan(
     ratio: Ratio = None,
     budget: Budget = None,
     min_rows: Annotated[
-        int | None, typer.Option(min=1, help="Smaller tables stay as they are; 2000 if not said.")
+        int | None, typer.Option(min=1, help=f"Smaller tables stay as they are; {MIN_ROWS} if not said.")
     ] = None,
     skip: Skip = None,
     as_json: AsJson = False,
@@ -133,7 +134,7 @@ def plan(
         with _reported():
             folders = _integration("folders")
             model, _ = folders.load_model(folders.opened(what[0]))
-            found = make_plan(model, ratio=ratio, budget=budget, min_rows=min_rows or 2000, skip=skip or ())
+            found = make_plan(model, ratio=ratio, budget=budget, min_rows=min_rows or MIN_ROWS, skip=skip or ())
             notes = _integration("compressing").notes_on_plan(model, found)
     else:
         sizes = _tables(what)
@@ -198,7 +199,7 @@ def compress(
     ] = _Name.auto,
     ratio: Annotated[float | None, typer.Option(help="How many times smaller tables shall be; 8 if not said.")] = None,
     budget: Budget = None,
-    min_rows: MinRows = 2000,
+    min_rows: MinRows = MIN_ROWS,
     skip: Skip = None,
     untie: Annotated[bool, typer.Option("--untie", help="Break tables that share their weight apart.")] = False,
     no_heads: Annotated[bool, typer.Option("--no-heads", help="Leave vocabulary heads dense.")] = False,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from tensorbed.calibration import recorded, together
 from tensorbed.checks import naming, require_int
-from tensorbed.finding import Formats, Weight, found_tables, is_scaled
+from tensorbed.finding import MIN_ROWS, Formats, Weight, found_tables, is_scaled
 from tensorbed.frameworks import check_layers, tell
 from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.described import put
@@ -24,7 +24,7 @@ def compress_(
     model: nn.Module,
     format: Formats,
     *,
-    min_rows: int = 2000,
+    min_rows: int = MIN_ROWS,
     skip: Sequence[str] = (),
     tied: str = "keep",
     fit: bool = True,

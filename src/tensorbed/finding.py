@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from tensorbed.nn.table import StructuredTable
 from tensorbed.structures import Format
 
+MIN_ROWS = 2000  # smaller tables are not worth it, unless somebody says otherwise
+
 Formats = Format | Mapping[str, Format | None]
 
 
@@ -151,9 +153,7 @@ class _Search:
         """Linear layers over a vocabulary that is compressed, and those that are named."""
         sizes = {tuple(weight.tensor.shape): next(iter(weight.formats.values())) for weight in self.found.values()}
         rows = {size[0]: format for size, format in sizes.items() if size[0] >= self.min_rows}
-        output = None
-        with suppress(NotImplementedError, AttributeError):
-            output = self.model.get_output_embeddings()  # type: ignore[operator]
+        output = declared_head(self.model)
         # Those that are named first: others may share their weight.
         for name in sorted(self.linears(), key=self.patterns.names_head, reverse=True):
             module = self.modules[name]
@@ -198,6 +198,14 @@ def _refuse_subclass(name: str, module: nn.Module) -> None:
             f"{name} is a {type(module).__name__}, whose forward may do more than look up; leave it out with "
             f'skip=["{name}"], or replace it yourself.'
         )
+
+
+def declared_head(model: nn.Module) -> nn.Module | None:
+    """What a model itself calls its head, as those of transformers do."""
+    with suppress(NotImplementedError, AttributeError):
+        head: nn.Module | None = model.get_output_embeddings()  # type: ignore[operator]
+        return head
+    return None
 
 
 def is_scaled(module: nn.Module) -> bool:

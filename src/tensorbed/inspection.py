@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tensorbed.files import described_in, layers_in
+from tensorbed.finding import MIN_ROWS, declared_head
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 from tensorbed.structures.dense import Dense
@@ -23,7 +24,6 @@ from tensorbed.structures.quantized_rows import QuantizedRows
 _ROWS = 4096  # a table is looked at through so many of its rows
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 24
-_LARGE = 2000  # rows from which a dense table is worth showing
 # What a trained table may become without training.
 _POSSIBLE: tuple[Format, ...] = (QuantizedRows(bits=8), QuantizedRows(bits=4), ProductQuantized(ratio=14))
 
@@ -109,9 +109,7 @@ def inspect(what: nn.Module | str | os.PathLike[str]) -> Inspection:
 
 
 def _of_model(model: nn.Module) -> Inspection:
-    head: Any = None
-    with suppress(NotImplementedError, AttributeError):
-        head = model.get_output_embeddings()  # type: ignore[operator]
+    head = declared_head(model)
     found = []
     first: dict[Any, str] = {}  # by identity of what is stored, who has it
     for name, module in model.named_modules():
@@ -119,7 +117,7 @@ def _of_model(model: nn.Module) -> Inspection:
             stored: Any = getattr(module, module.structure.tensors()[0].name)
         elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or (isinstance(module, nn.Linear) and module is head):
             stored = module.weight
-            if stored.shape[0] < _LARGE:
+            if stored.shape[0] < MIN_ROWS:
                 continue
         else:
             continue

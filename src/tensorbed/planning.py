@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tensorbed.checks import naming, require_int, require_number, require_positive
-from tensorbed.finding import Weight, found_tables
+from tensorbed.finding import MIN_ROWS, Weight, found_tables
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.nn.table import check_format
 from tensorbed.progress import track
@@ -147,7 +147,7 @@ def plan(
     ratio: float | None = None,
     formats: Sequence[Format] | None = None,
     purpose: str = "pretrained",
-    min_rows: int = 2000,
+    min_rows: int = MIN_ROWS,
     skip: Sequence[str] = (),
     tied: str = "keep",
     include_heads: bool = True,

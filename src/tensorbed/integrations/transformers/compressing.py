@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tensorbed.convert import compress_
-from tensorbed.finding import Formats
+from tensorbed.finding import MIN_ROWS, Formats
 from tensorbed.integrations.transformers.folders import (
     Folder,
     check_target,
@@ -69,7 +69,7 @@ def compress_folder(
     *,
     ratio: float | None = None,
     budget: str | int | None = None,
-    min_rows: int = 2000,
+    min_rows: int = MIN_ROWS,
     skip: Sequence[str] = (),
     untie: bool = False,
     include_heads: bool = True,
