@@ -16,29 +16,30 @@ CONFIGS = Path(__file__).parent / "configs"
 RESULTS_FILE = "sentiment.jsonl"
 SEARCH_FILE = "sentiment_search.jsonl"
 
-# In the order of the paper's tables, and for IMDB the order they are run in: first what the claim is about.
+# In the order they are run in: for IMDB first what the claim is about, and the two largest rings after all else.
 SST5_ROWS = ("full", "LR3", "LR2", "LR1", "TT1", "TT2", "TT3", "TR1", "TR2", "TR3")
-IMDB_ROWS = ("full", "TT3", "TT1", "TT2", "LR3", "LR2", "LR1", "TR6", "TR4", "TR5")
+IMDB_ROWS = ("full", "TT3", "TT1", "TT2", "LR3", "LR2", "LR1", "TR6")
+IMDB_LAST_ROWS = ("TR4", "TR5")
 SST5_SEEDS = 5
 
 # Learning rate, and standard deviation of the drawn table (None is Glorot's, as in the paper; 1 is torch's own). The
 # grid is the same for every format; a format is searched with its first row.
-GRID: tuple[tuple[float, float | None], ...] = tuple((lr, std) for std in (None, 1.0) for lr in (5e-4, 1e-3, 2e-3))
+GRID: tuple[tuple[float, float | None], ...] = tuple((lr, std) for std in (None, 1.0) for lr in (7e-4, 2e-3))
 SEARCHED_ROWS = {
     "sst5": {"full": "full", "low_rank": "LR3", "tensor_train": "TT1", "tensor_ring": "TR1"},
     "imdb": {"full": "full", "low_rank": "LR3", "tensor_train": "TT1", "tensor_ring": "TR4"},
 }
 SEARCH_OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "sst5": {"epochs": 8, "patience": 8},
+    "sst5": {"epochs": 6, "patience": 6},
     "imdb": {"epochs": 2, "patience": 2, "train_limit": 5000},
 }
 
 
 def runs() -> Iterator[tuple[str, str, int]]:
     """Dataset, row and seed of every run of the tables, the most telling first."""
-    yield from (("sst5", row, 0) for row in SST5_ROWS)
     yield from (("imdb", row, 0) for row in IMDB_ROWS)
-    yield from (("sst5", row, seed) for seed in range(1, SST5_SEEDS) for row in SST5_ROWS)
+    yield from (("sst5", row, seed) for seed in range(SST5_SEEDS) for row in SST5_ROWS)
+    yield from (("imdb", row, 0) for row in IMDB_LAST_ROWS)
 
 
 def points(results: Path, dataset: str, format: str) -> dict[tuple[float, float | None], float]:
