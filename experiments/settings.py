@@ -21,6 +21,7 @@ FORMATS = {
     "tensor_ring": ("tensor_ring", "tr"),
 }
 PRECISIONS = ("fp32", "bf16")
+PAD_ROWS = ("zero", "trained")
 # Where, not what: a run may go on in other processes, or be watched otherwise, and is still the same run.
 _HOW = ("seed",)
 
@@ -41,6 +42,8 @@ class Settings:
     dropout: float = 0.5
     std: float | None = None  # of the drawn table; None is Glorot's
     max_tokens: int | None = None  # the last ones of each text
+    pad_to: int | None = None  # shorter texts are padded at their end, and the LSTM reads the padding
+    pad_row: str = "zero"  # what it reads there: "zero", or "trained", a row as any other
     phrases: bool = False
     train_limit: int | None = None  # train on so many texts; words are counted on all
     examples: int | None = None  # as if each split had only so many texts
@@ -53,8 +56,9 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for kind, given, known in (("format", self.format, tuple(FORMATS)), ("precision", self.precision, PRECISIONS)):
-            if given not in known:
+        choices = {"format": FORMATS, "precision": PRECISIONS, "pad_row": PAD_ROWS}
+        for kind, known in choices.items():
+            if (given := getattr(self, kind)) not in known:
                 raise unknown(kind, given, known)
         for name in ("vocabulary", "dim", "hidden", "layers", "batch", "epochs", "patience"):
             if getattr(self, name) < 1:

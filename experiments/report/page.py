@@ -19,6 +19,10 @@ def write_page(summary: Summary, path: Path) -> None:
     """Everything in one file: no script, nothing from elsewhere."""
     template = Template(TEMPLATE.read_text(encoding="utf-8"))
     sections = [section(dataset, entries, summary) for dataset, entries in summary.tables.items()]
+    sections += [
+        f"<h2>{TITLES[dataset]}, padded</h2>{table(entries, summary.entry(dataset, 'full'))}"
+        for dataset, entries in summary.padded.items()
+    ]
     page = template.substitute(
         sections="\n".join(sections),
         findings=items(findings(summary)),
@@ -30,17 +34,19 @@ def write_page(summary: Summary, path: Path) -> None:
 
 def section(dataset: str, entries: Sequence[Entry], summary: Summary) -> str:
     """A dataset's table and pictures."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in HEADINGS)
-    full = summary.entry(dataset, "full")
-    body = "\n".join(line(entry, full) for entry in entries)
     return f"""<h2>{TITLES[dataset]}</h2>
-<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>
-{body}
-</tbody></table></div>
+{table(entries, summary.entry(dataset, "full"))}
 <div class="pictures">
 <figure><figcaption>Test accuracy against ratio, deviations over seeds</figcaption>{ratio_picture(entries)}</figure>
 <figure><figcaption>Validation accuracy after each epoch, mean over seeds</figcaption>{curve_picture(entries)}</figure>
 </div>"""
+
+
+def table(entries: Sequence[Entry], full: Entry | None) -> str:
+    """Rows under their headings."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in HEADINGS)
+    body = "\n".join(line(entry, full) for entry in entries)
+    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 
 
 def line(entry: Entry, full: Entry | None) -> str:

@@ -20,6 +20,8 @@ NOTES = (
     "cased; batches of exactly equal length, so that no padding is seen and nothing is packed; Adam with a rate that "
     "falls to zero in a straight line; the epoch chosen on validation; the test set used once. Learning rate and "
     "deviation of the drawn table come from one small grid, searched for each format on validation.",
+    "Padded rows stand beside the tables: texts padded at their end to one length, with a trained row for the padding "
+    "where the table is full, with zeros where it is compressed (as in the paper's code) or where the row says zero.",
     "IMDB: the last 256 tokens of each review; 22,500 reviews for training, 2,500 for validation.",
 )
 
@@ -76,6 +78,8 @@ def write_markdown(summary: Summary, path: Path) -> None:
     lines = ["# Sentiment", "", "Written by `python -m experiments report` from the lines beside it.", ""]
     for dataset, entries in summary.tables.items():
         lines += [f"## {TITLES[dataset]}", "", *table_lines(entries, summary.entry(dataset, "full")), ""]
+    for dataset, entries in summary.padded.items():
+        lines += [f"## {TITLES[dataset]}, padded", "", *table_lines(entries, summary.entry(dataset, "full")), ""]
     lines += ["## What is seen", "", *(f"* {said}" for said in findings(summary)), ""]
     lines += ["## How", "", *(f"* {note}" for note in NOTES), ""]
     if summary.searches:

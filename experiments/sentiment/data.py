@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from experiments.batches import Group, by_length
 from experiments.errors import ExperimentError, unknown
 from experiments.files import gzip_lines
-from experiments.sentiment.model import FIRST_WORD, UNKNOWN
+from experiments.sentiment.model import FIRST_WORD, PAD, UNKNOWN
 from experiments.sentiment.trees import parse
 from experiments.settings import Settings
 
@@ -73,10 +73,18 @@ def load(settings: Settings, folder: Path | None) -> Data:
         rank[numbers[word]] = place
     raw["train"] = spread(raw["train"], settings.train_limit)
     splits = {
-        split: by_length([[rank[word] for word in text] for text, _ in texts], [label for _, label in texts])
+        split: by_length(
+            [padded([rank[word] for word in text], settings.pad_to) for text, _ in texts],
+            [label for _, label in texts],
+        )
         for split, texts in raw.items()
     }
     return Data(splits, chosen, CLASSES[settings.dataset])
+
+
+def padded(text: list[int], length: int | None) -> list[int]:
+    """The text with padding at its end up to a length, if one is asked for."""
+    return text + [PAD] * ((length or 0) - len(text))
 
 
 def spread(examples: list[T], limit: int | None) -> list[T]:

@@ -22,7 +22,11 @@ class Classifier(nn.Module):
     def __init__(self, settings: Settings, classes: int) -> None:
         super().__init__()
         self.embedding = tb.Embedding(
-            settings.vocabulary, settings.dim, settings.table_format(), padding_idx=PAD, std=settings.std
+            settings.vocabulary,
+            settings.dim,
+            settings.table_format(),
+            padding_idx=PAD if settings.pad_row == "zero" else None,
+            std=settings.std,
         )
         between = settings.dropout if settings.layers > 1 else 0.0
         self.lstm = nn.LSTM(

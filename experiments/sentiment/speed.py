@@ -26,7 +26,7 @@ class Speed:
 
 
 def speeds(dataset: str, rows: Sequence[str], steps: int, data: Path | None) -> list[Speed]:
-    """Medians over the steps, the same batches for every row; ``relative`` is the median of the steps' own ratios."""
+    """Medians over the steps, the same batches for every row; ``relative`` is the median of the steps' ratios of time."""
     settings = [configured(CONFIGS, f"{dataset}-{row}", {}) for row in ("full", *rows)]
     texts = load(settings[0], data)
     contestants = [Training(one, How(), texts) for one in settings]
@@ -47,7 +47,7 @@ def speeds(dataset: str, rows: Sequence[str], steps: int, data: Path | None) -> 
             one.row,
             median(n / t for n, t in zip(counted, wall[place], strict=True)),
             median(n / t for n, t in zip(counted, processor[place], strict=True)),
-            median(full / t for full, t in zip(processor[0], processor[place], strict=True)),
+            median(full / t for full, t in zip(wall[0], wall[place], strict=True)),
         )
         for place, one in enumerate(settings)
     ]

@@ -21,6 +21,10 @@ SST5_ROWS = ("full", "LR3", "LR2", "LR1", "TT1", "TT2", "TT3", "TR1", "TR2", "TR
 IMDB_ROWS = ("full", "TT3", "TT1", "TT2", "LR3", "LR2", "LR1", "TR6")
 IMDB_LAST_ROWS = ("TR4", "TR5")
 SST5_SEEDS = 5
+# Beside the tables: texts padded to one length as in the paper's code, where the full table learnt a row for the padding
+# and a compressed one read zeros; and the full table with zeros.
+PADDED_ROWS = ("full-padded", "full-zero-padded", "TT1-padded")
+PADDED_SEEDS = 2
 
 # Learning rate, and standard deviation of the drawn table (None is Glorot's, as in the paper; 1 is torch's own). The
 # grid is the same for every format; a format is searched with its first row.
@@ -39,6 +43,7 @@ def runs() -> Iterator[tuple[str, str, int]]:
     """Dataset, row and seed of every run of the tables, the most telling first."""
     yield from (("imdb", row, 0) for row in IMDB_ROWS)
     yield from (("sst5", row, seed) for seed in range(SST5_SEEDS) for row in SST5_ROWS)
+    yield from (("sst5", row, seed) for seed in range(PADDED_SEEDS) for row in PADDED_ROWS)
     yield from (("imdb", row, 0) for row in IMDB_LAST_ROWS)
 
 

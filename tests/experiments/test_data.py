@@ -2,6 +2,7 @@ import gzip
 import json
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 import small_files as tiny
@@ -96,6 +97,13 @@ def test_reviews_keep_their_last_tokens_and_line_breaks_are_spaces(data):
     found = load(Settings("imdb", "tiny", vocabulary=20, max_tokens=3), data)
     assert {len(text) for text, _ in texts(found, "train")} <= {2, 3}
     assert all(text[-1] == "end" for text, _ in texts(found, "train"))
+
+
+def test_padding_is_at_the_end_and_only_where_it_is_asked_for(data):
+    plain, padded = (texts(load(replace(SST, pad_to=length), data), "train") for length in (None, 9))
+    assert {len(text) for text, _ in padded} == {9}
+    assert sorted((text[: len(text) - text.count("<pad>")], label) for text, label in padded) == sorted(plain)
+    assert not any("<pad>" in text for text, _ in plain)
 
 
 def test_the_last_tenth_of_each_class_is_for_validation(data):

@@ -59,6 +59,23 @@ def test_a_run_done_twice_counts_once_and_the_later_one():
     assert summarise([*RUNS, again], [], task.PAPER).entry("sst5", "full").test == (0.5,)
 
 
+def test_padded_rows_stand_beside_the_tables_with_the_papers_number_of_their_row(tmp_path):
+    padded = [record("sst5", "full-padded", 0, 0.37, 0.99), record("sst5", "TT1-padded", 0, 0.39, 0.99)]
+    summary = summarise([*RUNS, *padded], [], task.PAPER)
+    assert [entry.row for entry in summary.tables["sst5"]] == ["full", "TT1", "TT2"]
+    assert [(entry.row, entry.paper) for entry in summary.padded["sst5"]] == (
+        [("TT1-padded", 0.415), ("full-padded", 0.374)]
+    )
+    assert "the tensor-train row that is best on validation, TT1 at" in findings(summary)[0]
+    assert any("full-padded" in said and "3.0 points below full without padding" in said for said in findings(summary))
+    write_page(summary, tmp_path / "page.html")
+    assert "SST-5, padded" in (tmp_path / "page.html").read_text()
+
+
+def test_the_laboratorys_own_share_of_the_time_is_told():
+    assert "took 1.0 % of the training time (median over rows; 1.0 % in" in findings(summarise(RUNS, [], task.PAPER))[-1]
+
+
 def test_the_page_needs_nothing_from_elsewhere_and_its_pictures_are_whole(tmp_path):
     write_page(summarise(RUNS, [], task.PAPER), tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()

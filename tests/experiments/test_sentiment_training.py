@@ -87,6 +87,15 @@ def test_the_paper_has_so_many_parameters():
         assert total / 1e6 == pytest.approx(millions, abs=0.0101)
 
 
+def test_the_padding_row_is_zero_or_trained():
+    for name, zero in (("sst5-full", True), ("sst5-full-zero-padded", True), ("sst5-full-padded", False)):
+        model = Classifier(configured(task.CONFIGS, name, {}), 5)
+        model(torch.tensor([[0, 3]])).sum().backward()
+        assert bool((model.embedding(torch.tensor(0)) == 0).all()) is zero
+        table = next(p for p in model.embedding.parameters() if p.shape == (17_200, 256))
+        assert bool((table.grad[0] == 0).all()) is zero
+
+
 def test_the_same_seed_gives_the_same_numbers_and_another_others(settings, how):
     one = numbers(train(settings(seed=1), how()))
     assert one == numbers(train(settings(seed=1), how()))
