@@ -162,8 +162,8 @@ def findings(summary: Summary) -> list[str]:
             fair = summary.entry(dataset, entry.base)
             if fair is not None:
                 said.append(
-                    f"{TITLES[dataset]}: {entry.row}, texts padded to {entry.padded} tokens as in the paper's code, has "
-                    f"{entry.mean:.3f} ({counted(len(entry.test), 'seed')}), "
+                    f"{TITLES[dataset]}: {entry.row}, texts padded to {entry.padded} tokens as in the paper's code, "
+                    f"has {entry.mean:.3f} ({counted(len(entry.test), 'seed')}), "
                     f"{points(entry.mean - fair.mean)} {fair.row} without padding."
                 )
     return [*said, *overheads(summary)]

@@ -26,7 +26,7 @@ class Speed:
 
 
 def speeds(dataset: str, rows: Sequence[str], steps: int, data: Path | None) -> list[Speed]:
-    """Medians over the steps, the same batches for every row; ``relative`` is the median of the steps' ratios of time."""
+    """Medians over the steps, the same batches for every row; ``relative`` is the median ratio of times."""
     settings = [configured(CONFIGS, f"{dataset}-{row}", {}) for row in ("full", *rows)]
     texts = load(settings[0], data)
     contestants = [Training(one, How(), texts) for one in settings]

@@ -21,7 +21,7 @@ SST5_ROWS = ("full", "LR3", "LR2", "LR1", "TT1", "TT2", "TT3", "TR1", "TR2", "TR
 IMDB_ROWS = ("full", "TT3", "TT1", "TT2", "LR3", "LR2", "LR1", "TR6")
 IMDB_LAST_ROWS = ("TR4", "TR5")
 SST5_SEEDS = 5
-# Beside the tables: texts padded to one length as in the paper's code, where the full table learnt a row for the padding
+# Beside the tables: texts padded to one length as in the paper's code, where the full table learnt a row for padding
 # and a compressed one read zeros; and the full table with zeros.
 PADDED_ROWS = ("full-padded", "full-zero-padded", "TT1-padded")
 PADDED_SEEDS = 2

@@ -73,7 +73,9 @@ def test_padded_rows_stand_beside_the_tables_with_the_papers_number_of_their_row
 
 
 def test_the_laboratorys_own_share_of_the_time_is_told():
-    assert "took 1.0 % of the training time (median over rows; 1.0 % in" in findings(summarise(RUNS, [], task.PAPER))[-1]
+    assert (
+        "took 1.0 % of the training time (median over rows; 1.0 % in" in findings(summarise(RUNS, [], task.PAPER))[-1]
+    )
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_its_pictures_are_whole(tmp_path):
