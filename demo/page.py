@@ -2,38 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
-import re
 from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullFormatter, NullLocator, StrMethodFormatter
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from demo.training import Run, Settings
+from pages import COLOURS, MARKERS, PLAIN, STYLE, page, svg
 
-COLOURS = ("#64748b", "#e0793a", "#2f7fd8", "#1f9d76")  # legible on white and on black
-MARKERS = ("o", "s", "^", "D")
-PLAIN = StrMethodFormatter("{x:,.0f}")  # 10,000, not a power of ten
-# Matplotlib has no word for "the colour of the text around"; this one is exchanged for it.
-INK = "#010203"
-STYLE = {
-    "svg.fonttype": "none",
-    "font.family": "sans-serif",
-    "font.size": 10.5,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.alpha": 0.15,
-    "legend.frameon": False,
-    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor"), INK),
-    **dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), INK),
-}
+CONTENT = Path(__file__).with_name("page.html")
 
 
 @dataclass(frozen=True)
@@ -73,18 +55,19 @@ class Results:
 def write_results(results: Results, folder: Path) -> Path:
     """``demo.json`` and ``demo.html`` in a folder; the page's path."""
     (folder / "demo.json").write_text(results.as_json(), encoding="utf-8")
-    page = folder / "demo.html"
-    page.write_text(as_html(results), encoding="utf-8")
-    return page
+    path = folder / "demo.html"
+    path.write_text(as_html(results), encoding="utf-8")
+    return path
 
 
 def as_html(results: Results) -> str:
-    template = Template(Path(__file__).with_name("page.html").read_text(encoding="utf-8"))
     with matplotlib.rc_context(STYLE):
-        curves, sizes = _svg(draw_curves(results), "curves"), _svg(draw_sizes(results), "sizes")
+        curves, sizes = svg(draw_curves(results), "curves"), svg(draw_sizes(results), "sizes")
     corpus, model, settings, first = results.corpus, results.model, results.settings, results.rows[0]
     rest = first.model_parameters - first.parameters
-    return template.substitute(
+    return page(
+        "Both ends of a language model, full and compressed",
+        CONTENT,
         rows="\n".join(_row(row, colour) for row, colour in zip(results.rows, COLOURS, strict=True)),
         curves=curves,
         sizes=sizes,
@@ -135,17 +118,3 @@ def draw_sizes(results: Results) -> Any:
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.margins(0.2)
     return figure
-
-
-def _svg(figure: Any, name: str) -> str:
-    """The picture as an element for a page: its own ids, the page's ink, no addresses."""
-    text = io.StringIO()
-    with matplotlib.rc_context({"svg.hashsalt": name}):
-        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
-    svg = text.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg).replace(INK, "currentColor")
-    for mark in ('id="', "url(#", 'href="#'):
-        svg = svg.replace(mark, f"{mark}{name}-")
-    return svg

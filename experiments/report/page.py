@@ -5,31 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from string import Template
 
 from experiments.files import write_whole
-from experiments.report.plots import COLOURS, curve_picture, ratio_picture
+from experiments.report.plots import COLOUR, curve_picture, ratio_picture
 from experiments.report.summary import TITLES, Entry, Summary, findings
 from experiments.report.tables import HEADINGS, NOTES, cells
+from pages import page
 
-TEMPLATE = Path(__file__).parent / "page.html"
+CONTENT = Path(__file__).with_name("page.html")
+STYLE = """main { max-width: 1180px }
+table { margin: 12px 0 24px; font-size: 14px }
+th, td { padding: 7px 10px }
+li { max-width: 80ch; margin: 6px 0 }
+"""
 
 
 def write_page(summary: Summary, path: Path) -> None:
     """Everything in one file: no script, nothing from elsewhere."""
-    template = Template(TEMPLATE.read_text(encoding="utf-8"))
     sections = [section(dataset, entries, summary) for dataset, entries in summary.tables.items()]
     sections += [
         f"<h2>{TITLES[dataset]}, padded</h2>{table(entries, summary.entry(dataset, 'full'))}"
         for dataset, entries in summary.padded.items()
     ]
-    page = template.substitute(
+    text = page(
+        "Sentiment with full and compressed tables",
+        CONTENT,
+        style=STYLE,
         sections="\n".join(sections),
         findings=items(findings(summary)),
         notes=items(NOTES),
         about=escape(described(summary)),
     )
-    write_whole(path, page.encode())
+    write_whole(path, text.encode())
 
 
 def section(dataset: str, entries: Sequence[Entry], summary: Summary) -> str:
@@ -53,7 +60,7 @@ def line(entry: Entry, full: Entry | None) -> str:
     """A row of the table, with its format's colour."""
     name, *rest = cells(entry, full)
     others = "".join(f"<td>{escape(text)}</td>" for text in rest)
-    return f'<tr><th><i style="background:{COLOURS[entry.format]}"></i>{escape(name)}</th>{others}</tr>'
+    return f'<tr><th><i style="background:{COLOUR[entry.format]}"></i>{escape(name)}</th>{others}</tr>'
 
 
 def items(texts: Sequence[str]) -> str:

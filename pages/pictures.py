@@ -1,0 +1,42 @@
+"""Figures of matplotlib as parts of a page, in the colours of the text around them."""
+
+from __future__ import annotations
+
+import io
+import re
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import StrMethodFormatter
+
+COLOURS = ("#64748b", "#e0793a", "#2f7fd8", "#1f9d76")  # legible on white and on black
+MARKERS = ("o", "s", "^", "D")
+PLAIN = StrMethodFormatter("{x:,.0f}")  # 10,000, not a power of ten
+# Matplotlib has no word for "the colour of the text around"; this one is exchanged for it.
+INK = "#010203"
+STYLE = {
+    "svg.fonttype": "none",
+    "font.family": "sans-serif",
+    "font.size": 10.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.15,
+    "legend.frameon": False,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor"), INK),
+    **dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), INK),
+}
+
+
+def svg(figure: Figure, name: str) -> str:
+    """The figure as an element for a page: ids with its name, the page's ink, no addresses."""
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name}):
+        figure.savefig(text, format="svg", transparent=True, metadata={"Date": None})
+    drawn = text.getvalue()
+    drawn = drawn[drawn.index("<svg") :]
+    drawn = re.sub(r"<metadata>.*?</metadata>", "", drawn, flags=re.DOTALL)
+    drawn = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", drawn).replace("xlink:href", "href").replace(INK, "currentColor")
+    for mark in ('id="', "url(#", 'href="#'):
+        drawn = drawn.replace(mark, f"{mark}{name}-")
+    return drawn
