@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,19 +29,20 @@ def sentiment(
     format: Annotated[str | None, typer.Option(help="full, lr, tt or tr")] = None,
     rank: Annotated[int | None, typer.Option(help="of the table")] = None,
     lr: Annotated[float | None, typer.Option(help="learning rate; left out, what the search found")] = None,
-    std: Annotated[float | None, typer.Option(help="of the drawn table; left out, Glorot's")] = None,
+    std: Annotated[float | None, typer.Option(help="of the drawn table; left out, what the search found")] = None,
     dropout: Annotated[float | None, typer.Option()] = None,
     epochs: Annotated[int | None, typer.Option(help="at most")] = None,
     batch: Annotated[int | None, typer.Option(help="texts in a batch")] = None,
     precision: Annotated[str | None, typer.Option(help="fp32 or bf16")] = None,
     phrases: Annotated[bool | None, typer.Option("--phrases", help="train on all phrases of SST-5")] = None,
-    seed: Annotated[int, typer.Option()] = 0,
+    seed: Annotated[int | None, typer.Option(help="left out, the row's own, or 0")] = None,
     data: Data = None,
     out: Out = OUT,
     results: Results = None,
     smoke: Annotated[bool, typer.Option(help="a tiny slice, in seconds")] = False,
     search: Annotated[bool, typer.Option(help="a point of the grid: short, validation only")] = False,
-    resume: Annotated[bool, typer.Option(help="go on from the checkpoint in --out")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="go on from the checkpoint in --out")] = False,
+    restart: Annotated[bool, typer.Option("--restart", help="begin anew where there is a checkpoint")] = False,
     resume_if_possible: Annotated[bool, typer.Option(hidden=True)] = False,
     checkpoint_steps: Annotated[int | None, typer.Option(min=1)] = None,
     checkpoint_minutes: Annotated[float, typer.Option(min=0)] = 5.0,
@@ -50,16 +52,15 @@ def sentiment(
 ) -> None:
     """Train one row of the sentiment tables and add a line to its results."""
     from experiments.sentiment.run import run
+    from experiments.sentiment.train import How
 
     options: dict[str, Any] = {
         "dataset": dataset, "format": format, "rank": rank, "lr": lr, "std": std, "dropout": dropout, "epochs": epochs,
         "batch": batch, "precision": precision, "phrases": phrases, "seed": seed,
     }  # fmt: skip
-    how: dict[str, Any] = {
-        "data": data, "out": out, "resume": resume, "checkpoint_steps": checkpoint_steps,
-        "checkpoint_minutes": checkpoint_minutes, "accumulate": accumulate, "fsdp": fsdp, "tensorboard": tensorboard,
-    }  # fmt: skip
-    run(config, options, how, results, smoke=smoke, search=search, resume_if_possible=resume_if_possible)
+    how = How(data, out, resume, checkpoint_steps, checkpoint_minutes, accumulate, fsdp, tensorboard)
+    when = {"restart": restart, "resume_if_possible": resume_if_possible}
+    run(config, options, how, results, smoke=smoke, search=search, **when)
 
 
 @app.command()
@@ -91,15 +92,25 @@ def report(
     results: Annotated[Path, typer.Option(help="folder with the result lines; the report is written there")] = RESULTS,
 ) -> None:
     """Turn the result lines into the paper's tables, as Markdown and as one page with plots."""
+    from experiments.files import write_whole
     from experiments.records import read
-    from experiments.report import summarise, write_markdown, write_page
+    from experiments.report import html, markdown, summarise
     from experiments.sentiment import task
 
-    lines, searches = read(results / task.RESULTS_FILE), read(results / task.SEARCH_FILE)
-    summary = summarise(lines, searches, task.PAPER)
-    write_markdown(summary, results / "sentiment.md")
-    write_page(summary, results / "sentiment.html")
-    print(f"{results / 'sentiment.md'} and {results / 'sentiment.html'}, from {len(lines)} runs")
+    source = results / task.RESULTS_FILE
+    everything = read(source)
+    lines = task.in_tables(everything)
+    left_out = len(everything) - len(lines)
+    others = f"; {left_out} lines are no runs of the tables as they are configured now" if left_out else ""
+    if not lines:
+        raise ExperimentError(
+            f"{source} has no runs to report{others}; experiments sweep sentiment --table makes them."
+        )
+    summary = summarise(lines, task.grids(results), task.PAPER)
+    texts = {"sentiment.md": markdown(summary), "sentiment.html": html(summary)}
+    for name, text in texts.items():
+        write_whole(results / name, text.encode())
+    print(f"{' and '.join(str(results / name) for name in texts)}, from {len(lines)} runs{others}")
 
 
 @app.command()
@@ -120,15 +131,17 @@ def speed(
 def main() -> None:
     """Errors of the laboratory without a traceback: one sentence and exit code 2, or 130 for a run that was stopped."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)
+        if code:  # typer gives it back for Ctrl-C, where the task did not see it
+            sys.exit(_fail("stopped.", code))
     except Stopped as stop:
         sys.exit(_fail(str(stop), 130))
     except ExperimentError as error:
         sys.exit(_fail(f"error: {error}"))
     except typer.Exit as end:
         sys.exit(end.exit_code)
-    except typer.Abort:
-        sys.exit(130)
+    except (typer.Abort, KeyboardInterrupt):
+        sys.exit(_fail("stopped.", 130))
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
@@ -136,7 +149,8 @@ def main() -> None:
 
 
 def _fail(text: str, code: int = 2) -> int:
-    print(text, file=sys.stderr)
+    if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+        print(text, file=sys.stderr)
     return code
 
 

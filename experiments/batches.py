@@ -16,36 +16,36 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Group:
-    """All texts of one length."""
-
-    tokens: Tensor  # (texts, length)
-    labels: Tensor  # (texts,)
-
-
-@dataclass(frozen=True)
 class Batch:
-    """Some texts of one length."""
+    """Some texts of one length, or all of them. A weight is 1, or 0 for a text that only stands in."""
 
     tokens: Tensor  # (texts, length)
     labels: Tensor  # (texts,)
+    weights: Tensor  # (texts,)
 
-    def part(self, index: int, parts: int) -> tuple[Batch, Tensor]:
-        """Every ``parts``-th text from ``index`` on, and weights: 1, or 0 for a stand-in where there is none left."""
-        rows = torch.arange(index, len(self.labels), parts)
-        weight = torch.ones(max(len(rows), 1))
-        if not len(rows):  # every process has to take part in every step
-            rows, weight = torch.zeros(1, dtype=torch.int64), torch.zeros(1)
-        return Batch(self.tokens[rows], self.labels[rows]), weight
+    @classmethod
+    def of(cls, tokens: Tensor, labels: Tensor) -> Batch:
+        """Texts that all count."""
+        return cls(tokens, labels, torch.ones(len(labels)))
+
+    def rows(self, rows: Tensor) -> Batch:
+        """Some of the texts."""
+        return Batch(self.tokens[rows], self.labels[rows], self.weights[rows])
+
+    def part(self, index: int, parts: int) -> Batch:
+        """Every ``parts``-th text from ``index`` on; where there is none left, the first one stands in."""
+        if index < len(self.labels):
+            return Batch(self.tokens[index::parts], self.labels[index::parts], self.weights[index::parts])
+        return Batch(self.tokens[:1], self.labels[:1], torch.zeros(1))  # every process takes part in every step
 
 
-def by_length(texts: Sequence[Sequence[int]], labels: Sequence[int]) -> tuple[Group, ...]:
+def by_length(texts: Sequence[Sequence[int]], labels: Sequence[int]) -> tuple[Batch, ...]:
     """Groups of equal length, shortest first."""
     members = defaultdict(list)
     for number, text in enumerate(texts):
         members[len(text)].append(number)
     return tuple(
-        Group(
+        Batch.of(
             torch.tensor([list(texts[k]) for k in members[length]]), torch.tensor([labels[k] for k in members[length]])
         )
         for length in sorted(members)
@@ -55,10 +55,9 @@ def by_length(texts: Sequence[Sequence[int]], labels: Sequence[int]) -> tuple[Gr
 class EqualLengthBatches:
     """The batches of a set of texts in an order that depends on the seed and the epoch alone."""
 
-    def __init__(self, groups: Sequence[Group], size: int, seed: int | None = None) -> None:
+    def __init__(self, groups: Sequence[Batch], size: int, seed: int | None = None) -> None:
         self.groups, self.size, self.seed = tuple(groups), size, seed
         self.texts = sum(len(group.labels) for group in self.groups)
-        self.tokens = sum(group.tokens.numel() for group in self.groups)
 
     def __len__(self) -> int:
         return sum(-(-len(group.labels) // self.size) for group in self.groups)
@@ -75,4 +74,4 @@ class EqualLengthBatches:
         turns = range(len(plan)) if self.seed is None else torch.randperm(len(plan), generator=draw).tolist()
         for turn in list(turns)[start:]:
             group, rows = plan[turn]
-            yield Batch(group.tokens[rows], group.labels[rows])
+            yield group.rows(rows)

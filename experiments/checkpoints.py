@@ -16,6 +16,7 @@ from experiments.errors import ExperimentError
 from experiments.files import write_whole
 
 NAME = "checkpoint.pt"
+CONTENT = ("model", "optimizer", "scheduler", "random", "state", "best", "data")
 
 
 @dataclass
@@ -23,8 +24,7 @@ class Checkpoints:
     """The checkpoint of one run in a folder, due after so many steps or minutes, whichever comes first."""
 
     folder: Path
-    fingerprint: str
-    seed: int
+    settings: Mapping[str, Any]  # of the run it belongs to
     every_steps: int | None = None
     every_minutes: float | None = 5.0
     _steps: int = 0
@@ -45,7 +45,7 @@ class Checkpoints:
     def save(self, content: Mapping[str, Any]) -> None:
         """Replace the checkpoint; on a full disk the one before stays and the run stops with a message."""
         buffer = io.BytesIO()
-        torch.save({"fingerprint": self.fingerprint, "seed": self.seed, **content}, buffer)
+        torch.save({"settings": dict(self.settings), **content}, buffer)
         try:
             write_whole(self.path, buffer.getbuffer())
         except OSError as error:
@@ -55,26 +55,49 @@ class Checkpoints:
 
     def load(self) -> dict[str, Any]:
         """What was saved; refused when it is of another configuration or damaged."""
+        content = self.read()
+        if other := self.differences(content):
+            raise ExperimentError(
+                f"{self.path} is of another configuration: {other}. Give the same options as before, or another --out, "
+                "or begin anew with --restart."
+            )
+        return content
+
+    def read(self) -> dict[str, Any]:
+        """What was saved, of whatever configuration."""
         if not self.path.exists():
             raise ExperimentError(f"--resume: there is no checkpoint {self.path}; start without --resume.")
         try:
             content: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
+            missing = {"settings", *CONTENT} - set(content)
+            if missing:
+                raise ExperimentError(f"it has no {', '.join(sorted(missing))}")
         except Exception as error:  # zip, pickle and torch each have their own
-            raise ExperimentError(f"{self.path} is damaged: {error}. Remove it and start without --resume.") from None
-        given = {"configuration": self.fingerprint, "seed": self.seed}
-        found = {"configuration": content.get("fingerprint"), "seed": content.get("seed")}
-        for name, value in given.items():
-            if found[name] != value:
-                raise ExperimentError(
-                    f"{self.path} is of another {name} ({found[name]}, this run has {value}); "
-                    "give the same options as before, or another --out, or start without --resume."
-                )
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise ExperimentError(f"{self.path} is damaged: {reason}. Begin anew with --restart.") from None
         return content
+
+    def differences(self, content: Mapping[str, Any]) -> str:
+        """In what a checkpoint's configuration is another: ``lr 0.001 (now 0.002)``; nothing if it is ours."""
+        theirs = content["settings"]
+        names = [name for name in {**theirs, **self.settings} if name != "fingerprint"]
+        return ", ".join(
+            f"{name} {theirs.get(name)} (now {self.settings.get(name)})"
+            for name in names
+            if theirs.get(name) != self.settings.get(name)
+        )
+
+    def usable(self) -> bool:
+        """Is there one, whole and of this configuration?"""
+        try:
+            return not self.differences(self.read())
+        except ExperimentError:
+            return False
 
     def kept(self) -> str:
         """A sentence on what is left of a run that stops."""
         if self.path.exists():
-            return f"The last good checkpoint is {self.path}; --resume goes on from it."
+            return f"The last good checkpoint is {self.path}; with the same options --resume goes on from it."
         return "There was no checkpoint yet."
 
     def remove(self) -> None:

@@ -14,6 +14,10 @@ class Stopped(ExperimentError):  # noqa: N818 - nothing is wrong
     """Somebody asked a run to stop, and it did."""
 
 
+class Diverged(ExperimentError):  # noqa: N818 - as above
+    """A loss or a gradient that is no number."""
+
+
 def unknown(kind: str, given: str, known: Iterable[str], where: str = "") -> ExperimentError:
     """An error for a name that is not known, with the nearest one that is."""
     names = sorted(known)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import io
 import json
 import os
 import platform
@@ -17,6 +19,7 @@ from typing import Any
 import torch
 
 from experiments.errors import ExperimentError
+from experiments.files import text_of
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -65,13 +68,29 @@ def peak_memory() -> int:
 
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
-    """Add a line in one write, so that runs side by side do not mix theirs."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Add a line in one write, so that runs side by side do not mix theirs; whole, or not at all."""
     line = (json.dumps(record) + "\n").encode()
-    with path.open("ab") as file:
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b", buffering=0) as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            size = file.seek(0, os.SEEK_END)
+            try:
+                file.write(line if ends_a_line(file, size) else b"\n" + line)
+                os.fsync(file.fileno())
+            except OSError:
+                file.truncate(size)
+                raise
+    except OSError as error:
+        raise ExperimentError(f"{path} could not be written: {error}. The result was: {line.decode()}") from error
+
+
+def ends_a_line(file: io.FileIO, size: int) -> bool:
+    """Is the file empty, or its last sign a line's end? An editor may have left it out."""
+    if not size:
+        return True
+    file.seek(size - 1)
+    return file.read(1) == b"\n"
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -79,15 +98,16 @@ def read(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(text_of(path).split("\n"), 1):
+        if not line.strip():
+            continue
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ExperimentError(
-                f"{path.name}, line {number}: not a JSON object ({error}). Remove the line."
-            ) from None
+        except (ValueError, RecursionError) as error:
+            advice = "Two lines in one: part them" if "Extra data" in str(error) else "Mend or remove the line"
+            raise ExperimentError(f"{path}, line {number}: not a JSON object ({error}). {advice}.") from None
         if not isinstance(record, dict):
-            raise ExperimentError(f"{path.name}, line {number}: not a JSON object. Remove the line.")
+            raise ExperimentError(f"{path}, line {number}: not a JSON object. Mend or remove the line.")
         records.append(record)
     return records
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -12,6 +14,7 @@ from typing import Any
 
 import tensorbed as tb
 from experiments.errors import ExperimentError, unknown
+from experiments.files import text_of
 
 # Names of formats on the command line and in TOML files; the first is the one that is written into results.
 FORMATS = {
@@ -22,8 +25,11 @@ FORMATS = {
 }
 PRECISIONS = ("fp32", "bf16")
 PAD_ROWS = ("zero", "trained")
-# Where, not what: a run may go on in other processes, or be watched otherwise, and is still the same run.
-_HOW = ("seed",)
+_COUNTS = (
+    "vocabulary", "dim", "hidden", "layers", "batch", "epochs", "patience", "max_tokens", "pad_to", "train_limit",
+    "examples", "rank",
+)  # fmt: skip
+_NAME = re.compile(r"[\w=+-][\w=+.-]{0,99}", re.ASCII)  # a row's name is a folder's too
 
 
 @dataclass(frozen=True)
@@ -60,15 +66,28 @@ class Settings:
         for kind, known in choices.items():
             if (given := getattr(self, kind)) not in known:
                 raise unknown(kind, given, known)
-        for name in ("vocabulary", "dim", "hidden", "layers", "batch", "epochs", "patience"):
-            if getattr(self, name) < 1:
-                raise ExperimentError(f"{name}={getattr(self, name)}: it must be at least 1.")
+        for name in _COUNTS:
+            count = getattr(self, name)
+            if count is not None and count < 1:
+                raise ExperimentError(f"{name}={count}: it must be at least 1.")
         if not 0 <= self.dropout < 1:
             raise ExperimentError(f"dropout={self.dropout}: it must be at least 0 and below 1.")
-        if not self.lr > 0:
-            raise ExperimentError(f"lr={self.lr}: it must be above 0.")
+        for name in ("lr", "clip", "std"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ExperimentError(f"{name}={value}: it must be above 0 and finite.")
+        if not 0 <= self.seed < 2**32:
+            raise ExperimentError(f"seed={self.seed}: it must be at least 0 and below 2^32.")
+        if not _NAME.fullmatch(self.row):
+            raise ExperimentError(f"row={self.row!r}: a name of letters, digits and - _ = + . is needed, 100 at most.")
+        if self.vocabulary < 3:
+            raise ExperimentError(f"vocabulary={self.vocabulary}: padding, the unknown word and one more make 3.")
         if self.format != "full" and self.rank is None:
             raise ExperimentError(f'format "{self.format}" needs a rank, for instance --rank 16.')
+        if self.format == "full" and self.rank is not None:
+            raise ExperimentError(f"rank={self.rank}: a full table has none; give a --format too: lr, tt or tr.")
+        if self.format in ("full", "low_rank") and self.shape is not None:
+            raise ExperimentError(f'shape={self.shape}: format "{self.format}" has none; only tt and tr have.')
 
     def table_format(self) -> Any:
         """The format of the table, as the library takes it."""
@@ -83,13 +102,21 @@ class Settings:
         """A table of this size, format and shape can be made; nothing is allocated to see it."""
         try:
             tb.Embedding(self.vocabulary, self.dim, self.table_format(), padding_idx=0, device="meta")
-        except ValueError as error:
-            raise ExperimentError(f"{self.dataset} {self.row}: {error}") from None
+        except (ValueError, TypeError, OverflowError, RuntimeError) as error:
+            raise ExperimentError(f"{self.dataset} {self.row}: {str(error).splitlines()[0]}") from None
 
     def fingerprint(self) -> str:
-        """The same for the same configuration whatever the seed: what a checkpoint and a result belong to."""
-        values = {name: value for name, value in asdict(self).items() if name not in _HOW}
+        """The same for the same configuration whatever the seed: rows of a table have to agree in it."""
+        values = {name: value for name, value in asdict(self).items() if name != "seed"}
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
+
+    def as_record(self) -> dict[str, Any]:
+        """As results and checkpoints keep it."""
+        return {**asdict(self), "fingerprint": self.fingerprint()}
+
+    def folder(self, out: Path) -> Path:
+        """Where the run keeps its checkpoint."""
+        return out / f"{self.dataset}-{self.row}-{self.seed}"
 
 
 def canonical_format(name: str, where: str = "") -> str:
@@ -102,16 +129,21 @@ def canonical_format(name: str, where: str = "") -> str:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a TOML file."""
+    if not path.exists():
+        raise ExperimentError(f"{path} does not exist; --config takes a TOML file or the name of a row.")
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ExperimentError(f"{path} does not exist; --config takes a TOML file or the name of a row.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(text_of(path))
+    except tomllib.TOMLDecodeError as error:
         raise ExperimentError(f"{path} is no TOML file: {error}.") from None
 
 
-def configured(configs: Path, config: str, options: Mapping[str, Any]) -> Settings:
-    """Settings of a row (``sst5-tt1``, or a path) over its dataset's defaults, with the options given on top."""
+def configured(
+    configs: Path, config: str, options: Mapping[str, Any], beneath: Mapping[str, Any] | None = None
+) -> Settings:
+    """Settings of a row (``sst5-tt1``, or a path) over its dataset's defaults, with the options given on top.
+
+    ``beneath`` goes before the defaults, and the row's own file before that.
+    """
     path = Path(config)
     if path.suffix != ".toml":
         path = configs / f"{config.lower()}.toml"
@@ -120,10 +152,14 @@ def configured(configs: Path, config: str, options: Mapping[str, Any]) -> Settin
     row = read_toml(path)
     where = f"{path.name}: "
     checked(row, where)
-    given = {**row, **{name: value for name, value in options.items() if value is not None}}
+    on_top = {name: value for name, value in options.items() if value is not None}
+    if "format" in on_top and canonical_format(on_top["format"]) != canonical_format(row.get("format", "full"), where):
+        row = {name: value for name, value in row.items() if name not in ("rank", "shape")}  # they were the format's
+    given = {**row, **on_top}
     if "dataset" not in given:
         raise ExperimentError(f"{where}dataset is missing.")
-    return made({**defaults(configs, given["dataset"], where), "row": path.stem, **given}, where)
+    common = {**defaults(configs, given["dataset"], where), **(beneath or {})}
+    return made({**common, "row": path.stem, **given}, where)
 
 
 def row_names(configs: Path) -> list[str]:
@@ -173,7 +209,25 @@ def made(values: Mapping[str, Any], where: str = "") -> Settings:
 
 
 def smoke(settings: Settings) -> Settings:
-    """The same row in seconds: a few examples, two short epochs, small layers, the same table."""
+    """The same row in seconds: a few examples, two short epochs, small layers, the same table, a name of its own."""
     return replace(
-        settings, examples=64, hidden=8, epochs=2, patience=2, max_tokens=min(settings.max_tokens or 24, 24), batch=8
+        settings,
+        row=f"{settings.row}-smoke",
+        examples=64,
+        hidden=8,
+        epochs=2,
+        patience=2,
+        max_tokens=min(settings.max_tokens or 24, 24),
+        batch=8,
     )
+
+
+def recorded(record: Mapping[str, Any]) -> Settings | None:
+    """The settings a result line was made with; none if it tells none, or such as are no more."""
+    settings = record.get("settings")
+    if not isinstance(settings, dict):
+        return None
+    try:
+        return made({name: value for name, value in settings.items() if name != "fingerprint"})
+    except ExperimentError:
+        return None

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +14,45 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from rich.console import Console
 
 from experiments.errors import Stopped
+from experiments.files import writable_folder
 from experiments.records import ROOT, read
 from experiments.sentiment import task
+from experiments.sentiment.data import check_folder
+from experiments.settings import Settings, recorded
+
+
+class Children:
+    """Processes that are ended together, and after that none is started."""
+
+    def __init__(self) -> None:
+        self.stopping = False
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock = threading.RLock()
+
+    def run(self, command: Sequence[str], **options: Any) -> int | None:
+        """Run one to its end: its exit code, or nothing if it was not started."""
+        with self._lock:
+            if self.stopping:
+                return None
+            # A group of its own: Ctrl-C reaches it through us, once, and not from the terminal as well.
+            child = subprocess.Popen(command, process_group=0, **options)
+            self._running.add(child)
+        code = child.wait()
+        with self._lock:
+            self._running.discard(child)
+        return code
+
+    def stop(self) -> None:
+        """Tell all that run to save and end; told a second time they end at once."""
+        with self._lock:
+            self.stopping = True
+            for child in self._running:
+                child.terminate()
 
 
 @dataclass(frozen=True)
@@ -31,14 +65,17 @@ class Sweep:
     jobs: int = 1
     smoke: bool = False
     console: Console = field(default_factory=Console)
-    children: set[subprocess.Popen[bytes]] = field(default_factory=set)
+    children: Children = field(default_factory=Children)
 
     def run(self, seeds: int | None = None) -> list[str]:
         """Search, then every run that is missing; the names of those that failed."""
-        todo = [(d, row, seed) for d, row, seed in task.runs() if not self.done(d, row, seed)]
-        if seeds is not None:
-            todo = [entry for entry in todo if entry[2] < seeds]
-        self.console.print(f"{len(todo)} runs to do, {len(list(task.runs()))} in the tables")
+        check_folder(self.data)
+        writable_folder(self.out, "--out")
+        writable_folder(self.results, "--results")
+        wanted = [entry for entry in task.runs() if seeds is None or entry[2] < seeds]
+        have = {recorded(record) for record in read(self.results / task.RESULTS_FILE)}
+        todo = [entry for entry in wanted if self.settings(*entry) not in have]
+        self.console.print(f"{len(todo)} runs to do, {len(wanted)} in the tables")
         failed: list[str] = []
         with self.stoppable(), ThreadPoolExecutor(self.jobs) as pool:
             for dataset, rows in stages(todo):
@@ -49,22 +86,26 @@ class Sweep:
                 failed += [name for name in pool.map(lambda entry: self.one(*entry), rows) if name]
         return failed
 
+    def settings(self, dataset: str, row: str, seed: int) -> Settings:
+        """What the run would be told now: a result of anything else is not its result."""
+        return task.settle(f"{dataset}-{row}", {"seed": seed}, self.results, smoke=self.smoke, search=False)
+
     @contextmanager
     def stoppable(self) -> Iterator[None]:
-        """Ctrl-C reaches the runs by itself, SIGTERM is passed on; they save, and what has not begun does not begin."""
+        """Ctrl-C and SIGTERM are passed on to the runs, which save; what has not begun does not begin."""
 
         def pass_on(kind: int, frame: FrameType | None) -> None:
-            for child in list(self.children):
-                child.terminate()
+            self.children.stop()
             raise KeyboardInterrupt
 
-        before = signal.signal(signal.SIGTERM, pass_on)
+        before = {kind: signal.signal(kind, pass_on) for kind in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield
         except KeyboardInterrupt:
             raise Stopped("stopped; the same command goes on where it was.") from None
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for kind, handler in before.items():
+                signal.signal(kind, handler)
 
     def search(self, dataset: str, pool: ThreadPoolExecutor) -> list[str]:
         """What is missing of the grid of each format."""
@@ -75,13 +116,6 @@ class Sweep:
             if not self.smoke and point not in task.points(self.results, dataset, format)
         ]
         return [name for name in pool.map(lambda entry: self.try_point(*entry), wanted) if name]
-
-    def done(self, dataset: str, row: str, seed: int) -> bool:
-        """Has this run a result?"""
-        return any(
-            (record["dataset"], record["row"], record["seed"]) == (dataset, row, seed)
-            for record in read(self.results / task.RESULTS_FILE)
-        )
 
     def try_point(self, dataset: str, row: str, point: tuple[float, float | None]) -> str | None:
         """One point of the grid."""
@@ -106,12 +140,12 @@ class Sweep:
         begun = time.monotonic()
         with log.open("a", encoding="utf-8") as file:
             environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-            child = subprocess.Popen(command, cwd=ROOT, stdout=file, stderr=file, env=environment)
-            self.children.add(child)
-            code = child.wait()
-            self.children.discard(child)
+            code = self.children.run(command, cwd=ROOT, stdout=file, stderr=file, env=environment)
+        if code is None:
+            return name
         seconds = time.monotonic() - begun
-        end = "done" if code == 0 else f"failed with exit code {code}, see {log}"
+        failed = "stopped" if self.children.stopping else f"failed with exit code {code}, see {log}"
+        end = "done" if code == 0 else failed
         self.console.print(f"{time.strftime('%H:%M:%S')}  {name}  {end}  {seconds:.0f} s", highlight=False)
         return None if code == 0 else name
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -17,7 +19,7 @@ class Watch:
 
     def __init__(self, name: str, steps: int, *, main: bool = True, logs: Path | None = None) -> None:
         self.name, self.main = name, main
-        self.console = Console(quiet=not main)
+        self.console = _Console(quiet=not main)
         self.board = _board(logs) if logs is not None and main else None
         self.bar = Progress(
             TextColumn("{task.description}"),
@@ -62,6 +64,14 @@ class Watch:
     def say(self, text: str) -> None:
         """A line."""
         self.console.print(text, highlight=False, soft_wrap=True)
+
+
+class _Console(Console):
+    """Whoever reads may go away; the run goes on."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _board(folder: Path) -> Any:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from experiments.files import write_whole
 from experiments.report.plots import COLOUR, curve_picture, ratio_picture
 from experiments.report.summary import TITLES, Entry, Summary, findings
 from experiments.report.tables import HEADINGS, NOTES, cells
@@ -20,14 +19,14 @@ li { max-width: 80ch; margin: 6px 0 }
 """
 
 
-def write_page(summary: Summary, path: Path) -> None:
+def html(summary: Summary) -> str:
     """Everything in one file: no script, nothing from elsewhere."""
     sections = [section(dataset, entries, summary) for dataset, entries in summary.tables.items()]
     sections += [
         f"<h2>{TITLES[dataset]}, padded</h2>{table(entries, summary.entry(dataset, 'full'))}"
         for dataset, entries in summary.padded.items()
     ]
-    text = page(
+    return page(
         "Sentiment with full and compressed tables",
         CONTENT,
         style=STYLE,
@@ -36,7 +35,6 @@ def write_page(summary: Summary, path: Path) -> None:
         notes=items(NOTES),
         about=escape(described(summary)),
     )
-    write_whole(path, text.encode())
 
 
 def section(dataset: str, entries: Sequence[Entry], summary: Summary) -> str:
@@ -73,4 +71,4 @@ def described(summary: Summary) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in (summary.about["versions"] or {}).items())
     machine = summary.about["machine"] or {}
     place = f"{machine.get('processor')}, {machine.get('cores')} cores, {machine.get('threads')} threads a run"
-    return f"{versions}; {place}; commit {summary.about['commit']}."
+    return f"{versions}; {place}; commit {', '.join(summary.about['commits'])}."

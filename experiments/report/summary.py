@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from experiments.settings import read_toml
 
 TITLES = {"sst5": "SST-5", "imdb": "IMDB"}
 ORDER = ("full", "LR3", "LR2", "LR1", "TT1", "TT2", "TT3", "TR1", "TR2", "TR3", "TR4", "TR5", "TR6")
-_NEEDED = ("dataset", "row", "seed", "format", "ratio", "test_accuracy", "val_accuracy", "epochs", "settings")
+Grids = Mapping[tuple[str, str], Mapping[tuple[float, float | None], float]]  # dataset and format: (lr, std): score
+_NUMBERS = ("ratio", "total_parameters", "test_accuracy", "val_accuracy", "tokens_per_second", "overhead")
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,6 @@ class Entry:
     padded: int | None  # to so many tokens
 
     @property
-    def base(self) -> str:
-        """The row of the paper's tables it is, or is a variant of: ``full`` for ``full-padded``."""
-        return self.row.split("-")[0]
-
-    @property
     def mean(self) -> float:
         """Test accuracy over the seeds."""
         return fmean(self.test)
@@ -61,7 +58,7 @@ class Summary:
 
     tables: dict[str, tuple[Entry, ...]]
     padded: dict[str, tuple[Entry, ...]]  # variants with padding, beside the tables
-    searches: tuple[Mapping[str, Any], ...]
+    grids: Grids
     about: Mapping[str, Any]
 
     def entry(self, dataset: str, row: str) -> Entry | None:
@@ -69,30 +66,51 @@ class Summary:
         return next((entry for entry in self.tables.get(dataset, ()) if entry.row == row), None)
 
 
-def summarise(records: Iterable[Mapping[str, Any]], searches: Iterable[Mapping[str, Any]], paper: Path) -> Summary:
+def summarise(records: Iterable[Mapping[str, Any]], grids: Grids, paper: Path) -> Summary:
     """Rows of the paper's tables in their order; of a run done twice the later line counts."""
     figures = read_toml(paper)
     groups: defaultdict[tuple[str, str], dict[int, Mapping[str, Any]]] = defaultdict(dict)
     last: Mapping[str, Any] = {}
+    commits: dict[str, None] = {}
     for number, record in enumerate(records, 1):
-        missing = [name for name in _NEEDED if name not in record]
-        if missing:
-            raise ExperimentError(f"result line {number} has no {', '.join(missing)}; remove it.")
+        check_line(record, number)
         groups[record["dataset"], record["row"]][record["seed"]] = record
         last = record
+        commits.update(dict.fromkeys(str(one or "unknown") for one in record.get("commits") or [record.get("commit")]))
     if not groups:
-        raise ExperimentError("there are no results yet; run python -m experiments sweep sentiment --table first.")
+        raise ExperimentError("there are no runs to report; python -m experiments sweep sentiment --table makes them.")
     entries = [
-        entry_of(dataset, row, groups[dataset, row], figures.get(dataset, {}).get(row.split("-")[0]))
+        entry_of(dataset, row, groups[dataset, row], figures.get(dataset, {}).get(base(row)))
         for dataset in TITLES
         for row in ordered({row for name, row in groups if name == dataset})
     ]
     return Summary(
         by_dataset(entry for entry in entries if entry.padded is None),
         by_dataset(entry for entry in entries if entry.padded is not None),
-        tuple(searches),
-        {name: last.get(name) for name in ("versions", "machine", "commit", "time")},
+        grids,
+        {"versions": last.get("versions"), "machine": last.get("machine"), "commits": list(commits)},
     )
+
+
+def check_line(record: Mapping[str, Any], number: int) -> None:
+    """A line is of the settings it tells, and its figures are numbers; otherwise nothing can be said of it."""
+    settings = record["settings"]
+    wrong = [name for name in ("dataset", "row", "seed", "format") if record.get(name) != settings[name]]
+    wrong += [name for name in _NUMBERS if not is_number(record.get(name))]
+    epochs = record.get("epochs")
+    told = isinstance(epochs, list) and epochs and all(isinstance(epoch, dict) for epoch in epochs)
+    if not told or not all(is_number(epoch.get("val_accuracy")) for epoch in record["epochs"]):
+        wrong.append("epochs")
+    if wrong:
+        raise ExperimentError(
+            f"run {number} of the tables ({settings['dataset']} {settings['row']} seed {settings['seed']}): "
+            f"{', '.join(wrong)} missing or wrong; mend or remove its line."
+        )
+
+
+def is_number(value: Any) -> bool:
+    """Finite, and no truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def by_dataset(entries: Iterable[Entry]) -> dict[str, tuple[Entry, ...]]:
@@ -108,7 +126,7 @@ def ordered(rows: Iterable[str]) -> list[str]:
     return sorted(rows, key=lambda row: (ORDER.index(row) if row in ORDER else len(ORDER), row))
 
 
-def entry_of(dataset: str, row: str, runs: Mapping[int, Mapping[str, Any]], paper: Mapping[str, float] | None) -> Entry:
+def entry_of(dataset: str, row: str, runs: Mapping[int, Mapping[str, Any]], paper: float | None) -> Entry:
     """The runs of one row, a seed each."""
     seeds = sorted(runs)
     first, of = runs[seeds[0]], [runs[seed] for seed in seeds]
@@ -125,7 +143,7 @@ def entry_of(dataset: str, row: str, runs: Mapping[int, Mapping[str, Any]], pape
         seeds=tuple(seeds),
         validation=tuple(run["val_accuracy"] for run in of),
         test=tuple(run["test_accuracy"] for run in of),
-        paper=None if paper is None else paper["accuracy"],
+        paper=paper,
         curves=tuple(tuple(epoch["val_accuracy"] for epoch in run["epochs"]) for run in of),
         speed=median(run["tokens_per_second"] for run in of),
         overhead=median(run["overhead"] for run in of),
@@ -133,6 +151,11 @@ def entry_of(dataset: str, row: str, runs: Mapping[int, Mapping[str, Any]], pape
         std=settings["std"],
         padded=settings.get("pad_to"),
     )
+
+
+def base(row: str) -> str:
+    """The row of the paper's tables it is, or is a variant of: ``full`` for ``full-padded``."""
+    return row.split("-")[0]
 
 
 def factors(numbers: Iterable[int]) -> str:
@@ -159,10 +182,10 @@ def findings(summary: Summary) -> list[str]:
                 )
     for dataset, entries in summary.padded.items():
         for entry in entries:
-            fair = summary.entry(dataset, entry.base)
+            fair = summary.entry(dataset, base(entry.row))
             if fair is not None:
                 said.append(
-                    f"{TITLES[dataset]}: {entry.row}, texts padded to {entry.padded} tokens as in the paper's code, "
+                    f"{TITLES[dataset]}: {entry.row}, texts padded to {entry.padded} tokens, "
                     f"has {entry.mean:.3f} ({counted(len(entry.test), 'seed')}), "
                     f"{points(entry.mean - fair.mean)} {fair.row} without padding."
                 )

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from statistics import fmean
 
-from experiments.files import write_whole
 from experiments.report.summary import TITLES, Entry, Summary, findings
 
 HEADINGS = (
@@ -55,25 +53,20 @@ def table_lines(entries: Sequence[Entry], full: Entry | None) -> list[str]:
 
 def search_lines(summary: Summary) -> list[str]:
     """What the search for learning rates saw."""
-    seen = {
-        (record["dataset"], record["format"], record["settings"]["std"], record["settings"]["lr"]): record[
-            "val_accuracy"
-        ]
-        for record in summary.searches
-    }
-    rates = sorted({rate for *_, rate in seen})
+    rates = sorted({rate for points in summary.grids.values() for rate, _ in points})
     lines = [
         f"| set | format | std | {' | '.join(f'lr {rate:g}' for rate in rates)} |",
         "|---|---|---|" + "---:|" * len(rates),
     ]
-    for dataset, format, std in dict.fromkeys(key[:3] for key in seen):
-        scores = [seen.get((dataset, format, std, rate)) for rate in rates]
-        told = " | ".join("" if score is None else f"{score:.3f}" for score in scores)
-        lines.append(f"| {TITLES[dataset]} | {format} | {'Glorot' if std is None else f'{std:g}'} | {told} |")
+    for (dataset, format), points in summary.grids.items():
+        for std in dict.fromkeys(std for _, std in points):
+            scores = [points.get((rate, std)) for rate in rates]
+            told = " | ".join("" if score is None else f"{score:.3f}" for score in scores)
+            lines.append(f"| {TITLES[dataset]} | {format} | {'Glorot' if std is None else f'{std:g}'} | {told} |")
     return lines
 
 
-def write_markdown(summary: Summary, path: Path) -> None:
+def markdown(summary: Summary) -> str:
     """The report as a text."""
     lines = ["# Sentiment", "", "Written by `python -m experiments report` from the lines beside it.", ""]
     for dataset, entries in summary.tables.items():
@@ -82,6 +75,6 @@ def write_markdown(summary: Summary, path: Path) -> None:
         lines += [f"## {TITLES[dataset]}, padded", "", *table_lines(entries, summary.entry(dataset, "full")), ""]
     lines += ["## What is seen", "", *(f"* {said}" for said in findings(summary)), ""]
     lines += ["## How", "", *(f"* {note}" for note in NOTES), ""]
-    if summary.searches:
+    if summary.grids:
         lines += ["## Search on validation", "", *search_lines(summary), ""]
-    write_whole(path, "\n".join(lines).encode())
+    return "\n".join(lines)

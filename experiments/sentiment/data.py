@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from experiments.batches import Group, by_length
+from experiments.batches import Batch, by_length
 from experiments.errors import ExperimentError, unknown
 from experiments.files import gzip_lines
 from experiments.sentiment.model import FIRST_WORD, PAD, UNKNOWN
@@ -36,13 +36,16 @@ T = TypeVar("T")
 class Data:
     """The three splits as word numbers, in groups of equal length."""
 
-    splits: dict[str, tuple[Group, ...]]
+    splits: dict[str, tuple[Batch, ...]]
     words: tuple[str, ...]
     classes: int
 
-    def tokens(self, split: str) -> int:
-        """How many there are in an epoch."""
-        return sum(group.tokens.numel() for group in self.splits[split])
+    def sizes(self) -> dict[str, list[int]]:
+        """Texts and tokens of each split."""
+        return {
+            split: [sum(len(group.labels) for group in groups), sum(group.tokens.numel() for group in groups)]
+            for split, groups in self.splits.items()
+        }
 
 
 def load(settings: Settings, folder: Path | None) -> Data:
@@ -50,8 +53,7 @@ def load(settings: Settings, folder: Path | None) -> Data:
     readers: dict[str, Callable[[Path | None, bool], dict[str, list[Labelled]]]] = {"sst5": sst5, "imdb": imdb}
     if settings.dataset not in readers:
         raise unknown("dataset", settings.dataset, readers)
-    if folder is not None and not folder.is_dir():
-        raise ExperimentError(f"--data {folder}: there is no such folder; leave it out to fetch the public originals.")
+    check_folder(folder)
     read = readers[settings.dataset](folder, settings.phrases)
     numbers: defaultdict[str, int] = defaultdict()  # as they appear: millions of equal strings are not kept
     numbers.default_factory = numbers.__len__
@@ -71,6 +73,8 @@ def load(settings: Settings, folder: Path | None) -> Data:
     rank = [UNKNOWN] * len(names)
     for place, word in enumerate(chosen[FIRST_WORD:], FIRST_WORD):
         rank[numbers[word]] = place
+    if empty := [split for split in SPLITS if not raw[split]]:
+        raise ExperimentError(f"{settings.dataset}: there are no texts for {', '.join(empty)}; copy the files anew.")
     raw["train"] = spread(raw["train"], settings.train_limit)
     splits = {
         split: by_length(
@@ -80,6 +84,13 @@ def load(settings: Settings, folder: Path | None) -> Data:
         for split, texts in raw.items()
     }
     return Data(splits, chosen, CLASSES[settings.dataset])
+
+
+def check_folder(folder: Path | None) -> None:
+    """A folder that was given is there."""
+    if folder is not None and not folder.is_dir():
+        what = "this is a file, not a folder" if folder.exists() else "there is no such folder"
+        raise ExperimentError(f"--data {folder}: {what}; leave it out to fetch the public originals.")
 
 
 def padded(text: list[int], length: int | None) -> list[int]:
@@ -148,11 +159,13 @@ def imdb(folder: Path | None, phrases: bool) -> dict[str, list[Labelled]]:
 def reviews(path: Path) -> Iterator[Labelled]:
     """Text and label of each line of a file of JSON objects."""
     for number, line in gzip_lines(path):
+        if not line.strip():
+            continue
         where = f"{path.name}, line {number}"
         try:
             record = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ExperimentError(f"{where}: not a JSON object ({error.msg} at column {error.colno}).") from None
+        except (ValueError, RecursionError) as error:
+            raise ExperimentError(f"{where}: not a JSON object ({error}).") from None
         yield review(record, where)
 
 
@@ -164,9 +177,10 @@ def original_reviews(half: str) -> Iterator[Labelled]:
 
 def review(record: Any, where: str) -> Labelled:
     """Text and label of one review."""
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str) or record.get("label") not in (0, 1):
+    text, label = (record.get("text"), record.get("label")) if isinstance(record, dict) else (None, None)
+    if not isinstance(text, str) or type(label) is not int or label not in (0, 1):
         raise ExperimentError(f'{where}: expected {{"text": a string, "label": 0 or 1}}, got {str(record)[:80]}.')
-    return record["text"], int(record["label"])
+    return text, label
 
 
 def tokenize(text: str) -> list[str]:

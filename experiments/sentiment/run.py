@@ -2,67 +2,91 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from accelerate import PartialState
-
-from experiments.checkpoints import NAME
-from experiments.records import RESULTS, append
+from experiments.checkpoints import Checkpoints
+from experiments.errors import Diverged, ExperimentError
+from experiments.files import alone, writable_folder
+from experiments.records import RESULTS, about, append
 from experiments.sentiment import task
 from experiments.sentiment.train import How, train
-from experiments.settings import Settings, configured
-from experiments.settings import smoke as tiny
-
-
-def settle(config: str | None, options: Mapping[str, Any], results: Path, *, smoke: bool, search: bool) -> Settings:
-    """The settings of a run: a row's file, or full tables on SST-5, and the options on top."""
-    name = config or f"{options.get('dataset') or 'sst5'}-full"
-    given = {option: value for option, value in options.items() if value is not None}
-    row = task.with_found(name, {"seed": given.get("seed", 0)}, results)
-    if search:
-        settings = configured(task.CONFIGS, name, {**task.SEARCH_OPTIONS[row.dataset], **given})
-        return tried(tiny(settings) if smoke else settings)
-    settings = task.with_found(name, given, results)
-    settings = replace(settings, row=changed(row, settings, given))
-    return tiny(settings) if smoke else settings
-
-
-def tried(settings: Settings) -> Settings:
-    """A point of the grid under its own name."""
-    return replace(settings, row=f"{settings.row}-lr{settings.lr:g}-std{settings.std or 'glorot'}")
-
-
-def changed(row: Settings, settings: Settings, given: Mapping[str, Any]) -> str:
-    """The row's name with what was changed of it: no sweep may take such a run for a row of the tables."""
-    names = [name for name in given if name != "seed" and getattr(row, name) != getattr(settings, name)]
-    if "format" in names or "dataset" in names:
-        rank = "" if settings.rank is None else f"-rank{settings.rank}"
-        return "-".join([settings.format + rank, *(f"{n}={given[n]}" for n in names if n not in ("format", "rank"))])
-    return "-".join([settings.row, *(f"{name}={given[name]}" for name in names)])
+from experiments.settings import Settings
 
 
 def run(
     config: str | None,
     options: Mapping[str, Any],
-    how: Mapping[str, Any],
+    how: How,
     results: Path | None,
     *,
-    smoke: bool,
-    search: bool,
-    resume_if_possible: bool,
+    smoke: bool = False,
+    search: bool = False,
+    restart: bool = False,
+    resume_if_possible: bool = False,
 ) -> None:
     """Train, and add the result to the file of runs or of searches."""
-    where = results or (how["out"] if smoke else RESULTS)
-    settings = settle(config, options, where, smoke=smoke, search=search)
-    plan = How(**{**how, "test": not search})
-    folder = plan.out / f"{settings.dataset}-{settings.row}-{settings.seed}"
-    if resume_if_possible and (folder / NAME).exists():
-        plan = replace(plan, resume=True)
-    record = train(settings, plan)
-    if not PartialState().is_main_process:
-        return
-    append(where / (task.SEARCH_FILE if search else task.RESULTS_FILE), record)
-    (folder / NAME).unlink(missing_ok=True)
+    where = results or (how.out if smoke else RESULTS)
+    settings = task.settle(config, options, where, smoke=smoke, search=search)
+    how = replace(how, test=not search)
+    folder = settings.folder(how.out)
+    writable_folder(folder, "--out")
+    writable_folder(where, "--results")
+    with alone(folder) if first_process() else nullcontext():
+        record = trained(settings, options, how, restart=restart, resume_if_possible=resume_if_possible)
+        if first_process():
+            append(where / (task.SEARCH_FILE if search else task.RESULTS_FILE), record)
+            Checkpoints(folder, settings.as_record()).remove()
+
+
+def first_process() -> bool:
+    """The one that writes; known before there is an accelerator."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def trained(
+    settings: Settings, options: Mapping[str, Any], how: How, *, restart: bool, resume_if_possible: bool
+) -> dict[str, Any]:
+    """The result of a run that is begun, or gone on with."""
+    checkpoints = Checkpoints(settings.folder(how.out), settings.as_record())
+    if how.resume:
+        settings = as_before(settings, options, checkpoints)
+    elif resume_if_possible:
+        how = replace(how, resume=checkpoints.usable())
+    elif checkpoints.path.exists() and not restart:
+        raise ExperimentError(
+            f"{checkpoints.path} is of a run that was stopped: --resume goes on with it, --restart begins anew."
+        )
+    try:
+        return train(settings, how)
+    except Diverged as error:
+        if how.test:
+            raise
+        return diverged(settings, error)  # a point of a grid
+
+
+def as_before(settings: Settings, options: Mapping[str, Any], checkpoints: Checkpoints) -> Settings:
+    """The rate and the deviation the run began with, unless they are given: a search may have ended since."""
+    begun = checkpoints.read()["settings"]
+    left_out = [name for name in ("lr", "std") if options.get(name) is None and name in begun]
+    return replace(settings, **{name: begun[name] for name in left_out})
+
+
+def diverged(settings: Settings, error: Diverged) -> dict[str, Any]:
+    """The line of a point of the grid whose loss was no number: tried, and the worst there is."""
+    return {
+        "task": "sentiment",
+        "dataset": settings.dataset,
+        "row": settings.row,
+        "seed": settings.seed,
+        "format": settings.format,
+        "val_accuracy": 0.0,
+        "test_accuracy": None,
+        "diverged": str(error),
+        "settings": settings.as_record(),
+        **about(),
+    }

@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
+from experiments.errors import ExperimentError
 from experiments.sentiment.data import load
 from experiments.sentiment.task import CONFIGS
 from experiments.sentiment.train import How, Training
@@ -42,6 +43,8 @@ def speeds(dataset: str, rows: Sequence[str], steps: int, data: Path | None) -> 
                 processor[place].append(time.process_time() - worked)
         tokens.append(batch.tokens.numel())
     counted = tokens[1:]
+    if not counted:
+        raise ExperimentError(f"{dataset} has {len(tokens)} batch; two are needed to measure a speed.")
     return [
         Speed(
             one.row,

@@ -1,16 +1,18 @@
-"""What the laboratory has to know of the task: its rows, their order, the grid of learning rates."""
+"""What the laboratory has to know of the task: its rows, their order, the grid of rates, what options make of a row."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiments.errors import unknown
 from experiments.records import read
-from experiments.settings import Settings, configured
+from experiments.settings import Settings, configured, recorded
+from experiments.settings import smoke as tiny
 
-NAME = "sentiment"
 PAPER = Path(__file__).parent / "paper.toml"
 CONFIGS = Path(__file__).parent / "configs"
 RESULTS_FILE = "sentiment.jsonl"
@@ -47,26 +49,83 @@ def runs() -> Iterator[tuple[str, str, int]]:
     yield from (("imdb", row, 0) for row in IMDB_LAST_ROWS)
 
 
+def tried(settings: Settings) -> Settings:
+    """A point of the grid under its own name."""
+    return replace(settings, row=f"{settings.row}-lr{settings.lr:g}-std{settings.std or 'glorot'}")
+
+
 def points(results: Path, dataset: str, format: str) -> dict[tuple[float, float | None], float]:
-    """Validation accuracy of the points of a format's grid that have been tried."""
-    return {
-        (record["settings"]["lr"], record["settings"]["std"]): record["val_accuracy"]
-        for record in read(results / SEARCH_FILE)
-        if (record["dataset"], record["format"]) == (dataset, format)
+    """Validation accuracy of the points of a format's grid that have been tried, with the settings of today."""
+    lines = [record for record in read(results / SEARCH_FILE) if isinstance(record.get("val_accuracy"), float)]
+    seen = {recorded(record): record["val_accuracy"] for record in lines}
+    config = f"{dataset}-{SEARCHED_ROWS[dataset][format]}"
+    wanted = {
+        (lr, std): tried(configured(CONFIGS, config, {**SEARCH_OPTIONS[dataset], "lr": lr, "std": std}))
+        for lr, std in GRID
     }
+    return {point: seen[settings] for point, settings in wanted.items() if settings in seen}
+
+
+def grids(results: Path) -> dict[tuple[str, str], dict[tuple[float, float | None], float]]:
+    """The points of every dataset and format that has any."""
+    of_all = {
+        (dataset, format): points(results, dataset, format)
+        for dataset, rows in SEARCHED_ROWS.items()
+        for format in rows
+    }
+    return {key: tried for key, tried in of_all.items() if tried}
 
 
 def found(results: Path, dataset: str, format: str) -> tuple[float, float | None] | None:
     """The point with the best validation accuracy, once the whole grid has been tried; of equals the earlier one."""
-    tried = points(results, dataset, format)
-    return max(GRID, key=lambda point: tried[point]) if set(GRID) <= set(tried) else None
+    scores = points(results, dataset, format)
+    return max(GRID, key=lambda point: scores[point]) if set(GRID) <= set(scores) else None
 
 
 def with_found(config: str, options: Mapping[str, Any], results: Path) -> Settings:
-    """A row with the rate and the deviation that were found for its format, unless a rate is given."""
+    """A row with the rate and the deviation found for its format, where neither its file nor the options tell them."""
     settings = configured(CONFIGS, config, options)
     point = found(results, settings.dataset, settings.format)
-    if point is None or options.get("lr") is not None:
+    if point is None:
         return settings
-    rate, std = point
-    return replace(settings, lr=rate, std=settings.std if options.get("std") is not None else std)
+    return configured(CONFIGS, config, options, {"lr": point[0], "std": point[1]})
+
+
+def settle(config: str | None, options: Mapping[str, Any], results: Path, *, smoke: bool, search: bool) -> Settings:
+    """The settings of a run: a row's file, or full tables on SST-5, and the options on top."""
+    given = {option: value for option, value in options.items() if value is not None}
+    dataset = given.get("dataset", "sst5")
+    if config is None and dataset not in SEARCHED_ROWS:
+        raise unknown("dataset", dataset, SEARCHED_ROWS)
+    name = f"{dataset}-full" if config is None else config
+    row = with_found(name, {}, results)
+    if search:
+        settings = configured(CONFIGS, name, {**SEARCH_OPTIONS[row.dataset], **given})
+        return tried(tiny(settings) if smoke else settings)
+    settings = with_found(name, given, results)
+    settings = replace(settings, row=changed(row, settings, given))
+    return tiny(settings) if smoke else settings
+
+
+def changed(row: Settings, settings: Settings, given: Mapping[str, Any]) -> str:
+    """The row's name with what was changed of it: no sweep may take such a run for a row of the tables."""
+    names = [name for name in given if name != "seed" and getattr(row, name) != getattr(settings, name)]
+    if "format" in names or "dataset" in names:
+        rank = "" if settings.rank is None else f"-rank{settings.rank}"
+        return "-".join([settings.format + rank, *(f"{n}={given[n]}" for n in names if n not in ("format", "rank"))])
+    return "-".join([settings.row, *(f"{name}={given[name]}" for name in names)])
+
+
+def in_tables(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The lines that are runs of the tables' rows as they are configured today.
+
+    Seeds of a row have to agree in the rate and the deviation that were found too: those of its last line count.
+    """
+    known = {(dataset, row): configured(CONFIGS, f"{dataset}-{row}", {}) for dataset, row, _ in runs()}
+    kept: defaultdict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
+    for record in records:
+        settings = recorded(record)
+        row = None if settings is None else known.get((settings.dataset, settings.row))
+        if settings and row and replace(settings, lr=row.lr, std=row.std, seed=row.seed) == row:
+            kept[settings.dataset, settings.row].append((settings.fingerprint(), record))
+    return [record for lines in kept.values() for fingerprint, record in lines if fingerprint == lines[-1][0]]

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from experiments.batches import Batch, EqualLengthBatches
 from experiments.checkpoints import Checkpoints
-from experiments.errors import ExperimentError, Stopped
+from experiments.errors import Diverged, ExperimentError, Stopped
 from experiments.interrupts import Interrupts
 from experiments.records import about, peak_memory
 from experiments.sentiment.data import Data, load
@@ -33,7 +33,7 @@ EVALUATION_BATCH = 256
 
 @dataclass(frozen=True)
 class How:
-    """What does not change the numbers of a run: where it reads and writes, and in how many pieces it is computed."""
+    """What is no part of a run's configuration: where it reads and writes, in how many pieces a batch is computed."""
 
     data: Path | None = None
     out: Path = Path("out/experiments")
@@ -54,10 +54,12 @@ class State:
     step: int = 0  # within the epoch
     loss: float = 0.0  # summed over the epoch's texts
     texts: int = 0
+    norm: float = 0.0  # of gradients before they are clipped, summed over the epoch's steps
     tokens: int = 0  # of the whole run, as are the seconds
     seconds: float = 0.0  # of training steps, everything included
     computing: float = 0.0  # of them forward, backward and the optimiser's step
     total: float = 0.0  # with evaluation, up to the last checkpoint
+    commits: list[str | None] = field(default_factory=list)  # of the code that computed it, one a start
     history: list[dict[str, Any]] = field(default_factory=list)
     selected: int = -1
     best: float = -1.0
@@ -83,10 +85,14 @@ class Training:
         torch.manual_seed(settings.seed + 7919 * self.accelerator.process_index)
         self.state = State()
         self.best: dict[str, Tensor] = {}
+        self.about = about()
+        self.begun = time.perf_counter()
 
     def prepared(self) -> tuple[nn.Module, Any]:
         """Model and optimiser as accelerate has them: on the device, distributed, in the precision asked for."""
         if self.how.fsdp:
+            if self.processes == 1:
+                raise ExperimentError("--fsdp shards a model over several processes; start them with torchrun.")
             placed = self.accelerator.prepare_model(self.classifier, evaluation_mode=True)  # without DDP around it
             model = shard(placed)
             return model, torch.optim.Adam(model.parameters(), lr=self.settings.lr, fused=True)
@@ -118,9 +124,9 @@ class Training:
             state.seconds += now - begun
             begun = now
             if not math.isfinite(loss):
-                raise ExperimentError(
-                    f"the loss is {loss} in step {state.step} of epoch {state.epoch + 1}: a smaller --lr may help. "
-                    + checkpoints.kept()
+                raise Diverged(
+                    f"the loss or its gradient is {loss} in step {state.step} of epoch {state.epoch + 1}: "
+                    f"begin anew with a smaller --lr. {checkpoints.kept()}"
                 )
             metric = state.history[-1]["val_accuracy"] if state.history else None
             done = state.epoch * len(self.train_batches) + state.step
@@ -134,39 +140,48 @@ class Training:
         """The loss over all processes, and what any of them wants: they have to save together."""
         if self.processes == 1:
             return loss, due, asked
-        sums = self.accelerator.reduce(torch.tensor([loss, float(due), float(asked)], dtype=torch.float64), "sum")
-        total, dues, askings = sums.tolist()
+        mine = torch.tensor([loss, float(due), float(asked)], dtype=torch.float64, device=self.accelerator.device)
+        total, dues, askings = self.accelerator.reduce(mine, "sum").tolist()
         return total, dues > 0, askings > 0
 
     def step(self, batch: Batch) -> float:
-        """One step of the optimiser; the loss summed over this process's texts.
+        """One step of the optimiser; the loss summed over this process's texts, nan where a gradient is no number.
 
         Processes and accumulation only divide the batch: the gradient is that of the sum over all its texts, divided
         by the full batch size.
         """
         begun = time.perf_counter()
-        mine, weight = batch.part(self.accelerator.process_index, self.processes)
-        parts = min(self.how.accumulate, len(mine.labels))
-        total = torch.zeros(())
-        for part in range(parts):
-            piece, _ = mine.part(part, parts)
-            with self.gathering(last=part == parts - 1):
-                loss = self.losses(piece) @ weight[part::parts].to(self.accelerator.device)
-                # Gradients are averaged over processes: times their number they are summed.
-                self.accelerator.backward(loss * (self.processes / self.settings.batch))
-            total += loss.detach().cpu()
-        self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip)
+        total = self.gradients(batch)
+        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip))
+        if not math.isfinite(norm):  # a step would spoil every weight
+            return math.nan
+        self.state.norm += norm
         self.optimizer.step()
         self.scheduler.step()
         self.optimizer.zero_grad()
         self.state.computing += time.perf_counter() - begun
-        return float(total)
+        return total
 
-    def losses(self, batch: Batch) -> Tensor:  # -> (texts,)
-        """Cross-entropy of each text."""
+    def gradients(self, batch: Batch) -> float:
+        """Of a batch, piece by piece; as many pieces in every process, whoever has a text less."""
+        mine = batch.part(self.accelerator.process_index, self.processes)
+        parts = min(self.how.accumulate, -(-len(batch.labels) // self.processes))
+        total = 0.0
+        for part in range(parts):
+            piece = mine.part(part, parts)
+            with self.gathering(last=part == parts - 1):
+                loss = self.loss(piece)
+                # Gradients are averaged over processes: times their number they are summed.
+                self.accelerator.backward(loss * (self.processes / self.settings.batch))
+            total += float(loss.detach())
+        return total
+
+    def loss(self, batch: Batch) -> Tensor:  # -> ()
+        """Cross-entropy summed over the texts."""
         device = self.accelerator.device
         scores = self.model(batch.tokens.to(device))
-        return F.cross_entropy(scores.float(), batch.labels.to(device), reduction="none")
+        losses = F.cross_entropy(scores.float(), batch.labels.to(device), reduction="none")
+        return losses @ batch.weights.to(device)
 
     @torch.no_grad()
     def evaluate(self, split: str) -> tuple[float, float]:
@@ -175,17 +190,23 @@ class Training:
         batches = EqualLengthBatches(self.data.splits[split], EVALUATION_BATCH)
         sums = torch.zeros(2, dtype=torch.float64)
         for batch in batches.epoch():
-            mine, weight = batch.part(self.accelerator.process_index, self.processes)
+            mine = batch.part(self.accelerator.process_index, self.processes)
             scores = self.model(mine.tokens.to(self.accelerator.device)).float().cpu()
-            sums[0] += F.cross_entropy(scores, mine.labels, reduction="none") @ weight
-            sums[1] += (scores.argmax(-1) == mine.labels).float() @ weight
+            sums[0] += F.cross_entropy(scores, mine.labels, reduction="none") @ mine.weights
+            sums[1] += (scores.argmax(-1) == mine.labels).float() @ mine.weights
         if self.processes > 1:
-            sums = self.accelerator.reduce(sums, "sum")
+            sums = self.accelerator.reduce(sums.to(self.accelerator.device), "sum")
         loss, right = (sums / batches.texts).tolist()
         return loss, right
 
-    def close_epoch(self, watch: Watch) -> bool:
-        """Validate, keep the best, and say whether to go on."""
+    def unfinished(self) -> bool:
+        """Is there another epoch to train?"""
+        state = self.state
+        waited = state.epoch - 1 - state.selected
+        return state.epoch < self.settings.epochs and (not state.history or waited < self.settings.patience)
+
+    def close_epoch(self) -> dict[str, Any]:
+        """Validate, and keep the best; the figures of the epoch."""
         state = self.state
         val_loss, val_accuracy = self.evaluate("validation")
         figures = {
@@ -193,15 +214,16 @@ class Training:
             "train_loss": state.loss / state.texts,
             "val_loss": val_loss,
             "val_accuracy": val_accuracy,
+            "gradient_norm": state.norm / len(self.train_batches),
             "train_seconds": round(state.seconds, 1),
         }
         state.history.append(figures)
         if val_accuracy > state.best:
             state.best, state.selected = val_accuracy, state.epoch
             self.best = self.model_state()
-        watch.epoch((state.epoch + 1) * len(self.train_batches), figures)
-        state.epoch, state.step, state.loss, state.texts = state.epoch + 1, 0, 0.0, 0
-        return state.epoch < self.settings.epochs and state.epoch - 1 - state.selected < self.settings.patience
+        state.epoch += 1
+        state.step, state.loss, state.texts, state.norm = 0, 0.0, 0, 0.0
+        return figures
 
     def model_state(self) -> dict[str, Tensor]:
         """A copy of the model's tensors."""
@@ -220,8 +242,12 @@ class Training:
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Everything the rest of the run depends on. All processes take part; the first one writes."""
-        random = gather_object([torch.get_rng_state()]) if self.processes > 1 else [torch.get_rng_state()]
+        mine = [random_state(self.accelerator.device)]
+        random = gather_object(mine) if self.processes > 1 else mine
+        self.state.total = time.perf_counter() - self.begun
         content = {
+            "data": self.data.sizes(),
+            "fsdp": self.how.fsdp,
             "model": self.model_state(),
             "optimizer": whole_optimizer(self.model, self.optimizer) if self.how.fsdp else self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
@@ -235,10 +261,18 @@ class Training:
     def restore(self, checkpoints: Checkpoints) -> None:
         """Go back to where the checkpoint was taken."""
         content = checkpoints.load()
+        if content.get("fsdp") != self.how.fsdp:
+            began = "with" if content.get("fsdp") else "without"
+            raise ExperimentError(f"{checkpoints.path} is of a run {began} --fsdp; go on as it began.")
         if len(content["random"]) != self.processes:
             raise ExperimentError(
                 f"{checkpoints.path} was written by {len(content['random'])} processes, this run has {self.processes}; "
                 "go on with as many."
+            )
+        if content["data"] != self.data.sizes():
+            raise ExperimentError(
+                f"{checkpoints.path} was made with other data: texts and tokens {content['data']}, "
+                f"now {self.data.sizes()}. Give the same --data, or begin anew with --restart."
             )
         self.load_model(content["model"])
         if self.how.fsdp:
@@ -246,8 +280,21 @@ class Training:
         else:
             self.optimizer.load_state_dict(content["optimizer"])
         self.scheduler.load_state_dict(content["scheduler"])
-        torch.set_rng_state(content["random"][self.accelerator.process_index])
+        set_random_state(self.accelerator.device, content["random"][self.accelerator.process_index])
         self.state, self.best = State(**content["state"]), content["best"]
+        self.begun = time.perf_counter() - self.state.total
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """Of the processor, and of the accelerator where there is one."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def set_random_state(device: torch.device, states: list[Tensor]) -> None:
+    """Put it back."""
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)
 
 
 def accelerator_of(settings: Settings) -> Accelerator:
@@ -255,6 +302,8 @@ def accelerator_of(settings: Settings) -> Accelerator:
     precision = "bf16" if settings.precision == "bf16" else "no"
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=precision)
     wanted = int(os.environ.get("WORLD_SIZE", "1"))
+    if "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:  # accelerate launch on CPU does this
+        raise ExperimentError("several processes were asked for and one was started; start them with torchrun.")
     if accelerator.num_processes != wanted:
         raise ExperimentError(
             f"{wanted} processes were started, accelerate uses {accelerator.num_processes}; start them with torchrun."
@@ -265,31 +314,31 @@ def accelerator_of(settings: Settings) -> Accelerator:
 def train(settings: Settings, how: How) -> dict[str, Any]:
     """A whole run: its result, complete but for what is asked after it."""
     name = f"{settings.dataset} {settings.row} seed {settings.seed}"
-    folder = how.out / f"{settings.dataset}-{settings.row}-{settings.seed}"
-    checkpoints = Checkpoints(
-        folder, settings.fingerprint(), settings.seed, how.checkpoint_steps, how.checkpoint_minutes
-    )
+    folder = settings.folder(how.out)
+    checkpoints = Checkpoints(folder, settings.as_record(), how.checkpoint_steps, how.checkpoint_minutes)
     settings.check_table()
     data = load(settings, how.data)
-    run = Training(settings, how, data)
+    try:
+        run = Training(settings, how, data)
+    except (RuntimeError, MemoryError) as error:  # a table that is possible, but not here
+        raise ExperimentError(f"{name} cannot be made here: {str(error).splitlines()[0]}") from None
     if how.resume:
         run.restore(checkpoints)
-    begun = time.perf_counter() - run.state.total
+    run.state.commits.append(run.about["commit"])
     main = run.accelerator.is_main_process
     logs = folder / "tensorboard" if how.tensorboard else None
     with Watch(name, run.steps, main=main, logs=logs) as watch, Interrupts() as interrupts:
-        going = run.state.epoch < settings.epochs
-        while going:
+        while run.unfinished():
             run.run_epoch(watch, checkpoints, interrupts)
-            going = run.close_epoch(watch)
-            run.state.total = time.perf_counter() - begun
+            figures = run.close_epoch()
             run.save(checkpoints)
+            watch.epoch(run.state.epoch * len(run.train_batches), figures)
         run.load_model(run.best)
         test = run.evaluate("test") if how.test else None
-    return result(run, test, time.perf_counter() - begun)
+    return result(run, test)
 
 
-def result(run: Training, test: tuple[float, float] | None, seconds: float) -> dict[str, Any]:
+def result(run: Training, test: tuple[float, float] | None) -> dict[str, Any]:
     """The line of results."""
     settings, state = run.settings, run.state
     embedding = run.accelerator.unwrap_model(run.model).embedding
@@ -315,13 +364,14 @@ def result(run: Training, test: tuple[float, float] | None, seconds: float) -> d
         "test_loss": None if test is None else test[0],
         "selected_epoch": state.selected + 1,
         "epochs": state.history,
-        "seconds": seconds,
+        "seconds": time.perf_counter() - run.begun,
         "train_seconds": state.seconds,
         "tokens": state.tokens,
         "tokens_per_second": state.tokens / state.seconds,
         "overhead": 1 - state.computing / state.seconds,
         "peak_memory_bytes": peak_memory(),
         "processes": run.processes,
-        "settings": {**asdict(settings), "fingerprint": settings.fingerprint()},
-        **about(),
+        "settings": settings.as_record(),
+        **run.about,
+        "commits": list(dict.fromkeys(state.commits)),
     }

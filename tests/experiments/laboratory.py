@@ -23,6 +23,16 @@ def run(*arguments, before=(), **options):
     return done.returncode, done.stdout, done.stderr
 
 
+def tried_line(dataset, format, lr, std, score):
+    """The line of one point of the grid, as a search leaves it."""
+    from experiments.sentiment import task
+    from experiments.settings import configured
+
+    options = {**task.SEARCH_OPTIONS[dataset], "lr": lr, "std": std}
+    settings = task.tried(configured(task.CONFIGS, f"{dataset}-{task.SEARCHED_ROWS[dataset][format]}", options))
+    return {"dataset": dataset, "format": format, "val_accuracy": score, "settings": settings.as_record()}
+
+
 def results(folder, name="sentiment.jsonl"):
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 

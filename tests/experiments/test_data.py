@@ -56,12 +56,31 @@ def test_a_malformed_tree_names_its_line(data, line, reason):
         load(SST, data)
 
 
-@pytest.mark.parametrize("line", ['{"text": "a"', '{"text": "a", "label": 2}', '{"label": 1}', "[]", "null"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"text": "a", "label": true}',
+        '{"text": "a"',
+        '{"text": "a", "label": 2}',
+        '{"label": 1}',
+        "[]",
+        "null",
+    ],
+)
 def test_a_malformed_review_names_its_line(data, line):
     good = json.dumps({"text": "a film", "label": 0})
     tiny.pack(data / "imdb" / "test.jsonl.gz", [good, line])
     with pytest.raises(ExperimentError, match=r"test.jsonl.gz, line 2: (not a JSON object|expected)"):
         load(IMDB, data)
+
+
+def test_blank_lines_and_byte_order_marks_are_passed_over(data):
+    good = json.dumps({"text": "a film", "label": 0})
+    tiny.pack(data / "imdb" / "test.jsonl.gz", ["\ufeff" + good, "", good])
+    assert len(texts(load(IMDB, data), "test")) == 2
+    tiny.pack(data / "sst5" / "test.txt.gz", ["\ufeff" + tiny.tree(["a", "b"], 1), "", tiny.tree(["a", "b"], 1)])
+    assert len(texts(load(SST, data), "test")) == 2
 
 
 def test_a_truncated_file_is_refused(data):
@@ -71,6 +90,13 @@ def test_a_truncated_file_is_refused(data):
         load(SST, data)
     path.write_bytes(b"no gzip at all")
     with pytest.raises(ExperimentError, match=r"train.txt.gz is damaged"):
+        load(SST, data)
+
+
+@pytest.mark.parametrize("name", ["train", "dev", "test"])
+def test_a_split_without_texts_is_refused(data, name):
+    tiny.pack(data / "sst5" / f"{name}.txt.gz", ["", "  "])
+    with pytest.raises(ExperimentError, match=rf"sst5: there are no texts for {name.replace('dev', 'validation')}"):
         load(SST, data)
 
 
@@ -124,7 +150,7 @@ def test_phrases_train_on_every_node_and_test_on_sentences(data):
         load(Settings("imdb", "tiny", vocabulary=20, phrases=True), data)
 
 
-def test_the_originals_are_fetched_by_datasets_and_give_the_same(data, monkeypatch):
+def test_the_originals_are_fetched_by_datasets_and_read_as_files_are(data, monkeypatch):
     """A stand-in with the records the public originals have; the addresses asked for are checked."""
     asked = []
 
@@ -176,8 +202,15 @@ def test_the_order_depends_on_seed_and_epoch_and_goes_on_from_any_batch():
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
 def test_parts_hold_every_text_once_and_none_is_empty(parts):
-    batch = Batch(torch.arange(8).view(4, 2), torch.arange(4))
+    batch = Batch.of(torch.arange(8).view(4, 2), torch.arange(4))
     pieces = [batch.part(k, parts) for k in range(parts)]
-    real = [label for piece, weight in pieces for label, w in zip(piece.labels.tolist(), weight, strict=True) if w]
-    assert sorted(real) == [0, 1, 2, 3]
-    assert all(len(piece.labels) for piece, _ in pieces)
+    assert sorted(counting(pieces)) == [0, 1, 2, 3]
+    assert all(len(piece.labels) for piece in pieces)
+    pieces_of_pieces = [piece.part(k, 3) for piece in pieces for k in range(3)]
+    assert sorted(counting(pieces_of_pieces)) == [0, 1, 2, 3]
+    assert all(len(piece.labels) for piece in pieces_of_pieces)
+
+
+def counting(pieces):
+    """The labels of texts that do not merely stand in."""
+    return [label for piece in pieces for label in piece.labels[piece.weights > 0].tolist()]

@@ -46,6 +46,14 @@ def test_fewer_processes_than_started_are_an_error(monkeypatch):
         training.accelerator_of(Settings("sst5", "tiny"))
 
 
+def test_accelerate_launch_that_starts_one_process_of_several_is_an_error(monkeypatch):
+    """What it sets on a machine without GPU: an address to meet at, but no number of processes."""
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(ExperimentError, match=r"several processes were asked for and one was started.*torchrun"):
+        training.accelerator_of(Settings("sst5", "tiny"))
+
+
 def test_tensorboard_is_asked_for_by_name(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ExperimentError, match=r"--tensorboard needs .* pip install 'tensorbed\[experiments\]'"):
@@ -86,7 +94,14 @@ def test_only_the_first_process_speaks(capsys):
     assert capsys.readouterr().out == "run  epoch 1  val_accuracy 0.2500\n"
 
 
-def test_speeds_are_of_the_same_batches(data):
+def test_speeds_are_of_the_same_batches(data, monkeypatch):
+    seen = []
+    real = training.Training.step
+    monkeypatch.setattr(
+        training.Training, "step", lambda run, batch: (seen.append((run.settings.row, batch)), real(run, batch))[1]
+    )
     full, low = speeds("sst5", ["LR1"], 2, data)
+    assert [row for row, _ in seen] == ["full", "LR1"] * 3
+    assert all(mine is theirs for (_, mine), (_, theirs) in zip(seen[::2], seen[1::2], strict=True))
     assert (full.row, low.row, full.relative) == ("full", "LR1", 1.0)
     assert min(full.per_second, low.per_second, low.per_processor_second, low.relative) > 0

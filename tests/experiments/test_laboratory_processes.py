@@ -55,12 +55,15 @@ def test_a_run_killed_at_any_step_or_stopped_by_ctrl_c_ends_as_if_nothing_had_ha
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this build of torch has no gloo")
-@pytest.mark.parametrize("more", [("--accumulate", "2"), ("--fsdp",)], ids=["ddp", "fsdp"])
-def test_two_processes_train_what_one_does(row, data, tmp_path, more):
-    config = row(epochs=2, dropout=0.0, clip=1.0)
+@pytest.mark.parametrize("more", [("--accumulate", "2"), ("--fsdp", "--accumulate", "2")], ids=["ddp", "fsdp"])
+def test_two_processes_train_what_one_does_and_go_on_after_a_kill(row, data, tmp_path, more):
+    """Norms of gradients are compared too: after clipping, and with Adam, losses do not show a wrong factor."""
+    config = row(epochs=30, patience=30, dropout=0.0, clip=1.0)
     one = alone(config, data, tmp_path)
-    words = arguments(config, data, tmp_path / "two", "--checkpoint-steps", "3", *more)
-    code, _, told = run(*words, before=TORCHRUN)
+    words = arguments(config, data, tmp_path / "two", "--checkpoint-steps", "1", *more)
+    code, _ = stopped([*TORCHRUN, *command(*words)[1:]], signal.SIGTERM, 2)
+    assert code != 0
+    code, _, told = run(*words, "--resume", before=TORCHRUN)
     assert code == 0, told
     (two,) = results(tmp_path / "two")
     assert two["processes"] == 2
@@ -68,7 +71,32 @@ def test_two_processes_train_what_one_does(row, data, tmp_path, more):
     for mine, theirs in zip(one["epochs"], two["epochs"], strict=True):
         assert theirs["train_loss"] == pytest.approx(mine["train_loss"], rel=1e-4)
         assert theirs["val_loss"] == pytest.approx(mine["val_loss"], rel=1e-4)
+        assert theirs["gradient_norm"] == pytest.approx(mine["gradient_norm"], rel=1e-3)
     assert two["test_loss"] == pytest.approx(one["test_loss"], rel=1e-4)
+
+
+def test_a_second_ctrl_c_ends_at_once_and_tells_so(row, data, tmp_path):
+    words = command(*arguments(row(epochs=5000, patience=5000), data, tmp_path / "cut"))
+    process = subprocess.Popen(
+        words, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    process.stdout.readline()
+    process.send_signal(signal.SIGSTOP)  # both come before it looks
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert "stopped" in told
+
+
+def test_a_run_goes_on_when_nobody_reads_any_more(row, data, tmp_path):
+    words = command(*arguments(row(), data, tmp_path / "alone"))
+    process = subprocess.Popen(words, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.close()
+    assert process.wait(PATIENCE) == 0, process.stderr.read()
+    assert len(results(tmp_path / "alone")) == 1
+    process.stderr.close()
 
 
 def test_errors_are_one_sentence_and_an_exit_code(row, data, tmp_path):

@@ -1,27 +1,32 @@
+import errno
+import math
 import re
-from dataclasses import asdict
 from xml.etree import ElementTree
 
 import pytest
+from laboratory import tried_line
+from typer.testing import CliRunner
 
 pytest.importorskip("accelerate")
 pytest.importorskip("matplotlib")
 
+from experiments import records
+from experiments.__main__ import app
 from experiments.errors import ExperimentError
 from experiments.records import append, read
-from experiments.report import summarise, write_markdown, write_page
+from experiments.report import html, markdown, summarise
 from experiments.report.summary import findings
 from experiments.sentiment import task
 from experiments.settings import configured
 
 
 def record(dataset, row, seed, test, validation=0.4):
-    settings = configured(task.CONFIGS, f"{dataset}-{row}", {})
+    settings = configured(task.CONFIGS, f"{dataset}-{row}", {"seed": seed})
     return {
         "dataset": dataset, "row": row, "seed": seed, "format": settings.format, "ratio": 1 if row == "full" else 99.6,
         "total_parameters": 850_000, "test_accuracy": test, "val_accuracy": validation, "tokens_per_second": 20_000.0,
         "overhead": 0.01, "epochs": [{"val_accuracy": 0.3}, {"val_accuracy": validation}],
-        "settings": asdict(settings),
+        "settings": settings.as_record(),
     }  # fmt: skip
 
 
@@ -35,9 +40,8 @@ RUNS = [
 ]
 
 
-def test_our_column_stands_beside_the_papers_with_mean_and_deviation(tmp_path):
-    write_markdown(summarise(RUNS, [], task.PAPER), tmp_path / "report.md")
-    text = (tmp_path / "report.md").read_text()
+def test_our_column_stands_beside_the_papers_with_mean_and_deviation():
+    text = markdown(summarise(RUNS, {}, task.PAPER))
     rows = {line.split(" | ")[0]: line.split(" | ") for line in text.splitlines() if line.startswith("| T")}
     assert rows["| TT1"][1:10] == (
         ["(24,25,30) x (4,8,8)", "16", "100", "0.85M", "0.415", "0.410 ± 0.014", "+1.0", "0.410", "2"]
@@ -47,7 +51,7 @@ def test_our_column_stands_beside_the_papers_with_mean_and_deviation(tmp_path):
 
 
 def test_the_best_row_is_chosen_on_validation_not_on_test():
-    said = findings(summarise(RUNS, [], task.PAPER))
+    said = findings(summarise(RUNS, {}, task.PAPER))
     assert (
         "TT1 at ratio 100, has test accuracy 0.410, 1.0 points above the full table's 0.400 (2 seeds, full 1)"
         in said[0]
@@ -56,31 +60,66 @@ def test_the_best_row_is_chosen_on_validation_not_on_test():
 
 def test_a_run_done_twice_counts_once_and_the_later_one():
     again = record("sst5", "full", 0, 0.5)
-    assert summarise([*RUNS, again], [], task.PAPER).entry("sst5", "full").test == (0.5,)
+    assert summarise([*RUNS, again], {}, task.PAPER).entry("sst5", "full").test == (0.5,)
 
 
-def test_padded_rows_stand_beside_the_tables_with_the_papers_number_of_their_row(tmp_path):
+def test_padded_rows_stand_beside_the_tables_with_the_papers_number_of_their_row():
     padded = [record("sst5", "full-padded", 0, 0.37, 0.99), record("sst5", "TT1-padded", 0, 0.39, 0.99)]
-    summary = summarise([*RUNS, *padded], [], task.PAPER)
+    summary = summarise([*RUNS, *padded], {}, task.PAPER)
     assert [entry.row for entry in summary.tables["sst5"]] == ["full", "TT1", "TT2"]
     assert [(entry.row, entry.paper) for entry in summary.padded["sst5"]] == (
         [("TT1-padded", 0.415), ("full-padded", 0.374)]
     )
     assert "the tensor-train row that is best on validation, TT1 at" in findings(summary)[0]
     assert any("full-padded" in said and "3.0 points below full without padding" in said for said in findings(summary))
-    write_page(summary, tmp_path / "page.html")
-    assert "SST-5, padded" in (tmp_path / "page.html").read_text()
+    assert "SST-5, padded" in html(summary)
 
 
 def test_the_laboratorys_own_share_of_the_time_is_told():
     assert (
-        "took 1.0 % of the training time (median over rows; 1.0 % in" in findings(summarise(RUNS, [], task.PAPER))[-1]
+        "took 1.0 % of the training time (median over rows; 1.0 % in" in findings(summarise(RUNS, {}, task.PAPER))[-1]
     )
 
 
-def test_the_page_needs_nothing_from_elsewhere_and_its_pictures_are_whole(tmp_path):
-    write_page(summarise(RUNS, [], task.PAPER), tmp_path / "page.html")
-    page = (tmp_path / "page.html").read_text()
+def test_only_runs_of_the_rows_as_they_are_configured_stand_in_the_tables():
+    lines = [
+        record("sst5", "TT1", 0, 0.42),
+        record("sst5", "TT1", 1, 0.43),
+        {**record("sst5", "TT2", 0, 0.99), "settings": {**record("sst5", "TT2", 0, 0.99)["settings"], "batch": 5}},
+        {**record("sst5", "TT1", 0, 0.99), "settings": {**record("sst5", "TT1", 0, 0.99)["settings"], "row": "mine"}},
+        {"row": "TT1"},
+    ]
+    assert task.in_tables(lines) == lines[:2]
+    faster = record("sst5", "TT1", 2, 0.44)
+    faster["settings"]["lr"] = 0.5  # found by a later search: the seeds before it do not belong to it
+    assert task.in_tables([*lines, faster]) == [faster]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("test_accuracy", None),
+        ("test_accuracy", "0.5"),
+        ("overhead", math.nan),
+        ("epochs", 3),
+        ("epochs", [{}]),
+        ("seed", 7),
+    ],
+)
+def test_a_line_with_wrong_figures_is_named(name, value):
+    wrong = {**record("sst5", "TT1", 0, 0.42), name: value}
+    with pytest.raises(ExperimentError, match=rf"run 1 of the tables \(sst5 TT1 seed 0\): {name} missing or wrong"):
+        summarise([wrong], {}, task.PAPER)
+
+
+def test_a_run_outside_a_repository_is_reported():
+    assert "commit unknown" in html(
+        summarise([{**line, "commit": None, "commits": [None]} for line in RUNS], {}, task.PAPER)
+    )
+
+
+def test_the_page_needs_nothing_from_elsewhere_and_its_pictures_are_whole():
+    page = html(summarise(RUNS, {}, task.PAPER))
     assert not re.search(r"<script|<link|<img|src=|@import|url\((?!#)", page)
     pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     assert len(pictures) == 4
@@ -90,9 +129,27 @@ def test_the_page_needs_nothing_from_elsewhere_and_its_pictures_are_whole(tmp_pa
 
 
 def test_the_search_is_told(tmp_path):
-    tried = [{**record("sst5", "TT1", 0, None), "settings": {"lr": lr, "std": std}} for lr, std in task.GRID]
-    write_markdown(summarise(RUNS, tried, task.PAPER), tmp_path / "report.md")
-    assert "| SST-5 | tensor_train | Glorot | 0.400 | 0.400 |" in (tmp_path / "report.md").read_text()
+    for number, point in enumerate(task.GRID):
+        append(tmp_path / task.SEARCH_FILE, tried_line("sst5", "tensor_train", *point, 0.4 + number / 100))
+    append(tmp_path / task.SEARCH_FILE, {"format": "tensor_ring"})  # what is no point is passed over
+    told = markdown(summarise(RUNS, task.grids(tmp_path), task.PAPER))
+    assert "| SST-5 | tensor_train | Glorot | 0.400 | 0.410 |\n| SST-5 | tensor_train | 1 | 0.420 | 0.430 |" in told
+    assert "tensor_ring" not in told
+
+
+def test_a_line_is_added_whole_or_not_at_all(tmp_path, monkeypatch):
+    path = tmp_path / "runs.jsonl"
+    path.write_text('{"a": 1}')  # without its end
+    append(path, {"a": 2})
+    assert read(path) == [{"a": 1}, {"a": 2}]
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(records.os, "fsync", full)
+    with pytest.raises(ExperimentError, match=r'runs.jsonl could not be written: .*No space left.*\{"a": 3\}'):
+        append(path, {"a": 3})
+    assert read(path) == [{"a": 1}, {"a": 2}]
 
 
 def test_lines_are_added_and_a_damaged_one_is_named(tmp_path):
@@ -107,8 +164,35 @@ def test_lines_are_added_and_a_damaged_one_is_named(tmp_path):
         read(path)
 
 
-def test_no_results_say_what_to_run_and_foreign_lines_are_refused():
-    with pytest.raises(ExperimentError, match="sweep sentiment --table first"):
-        summarise([], [], task.PAPER)
-    with pytest.raises(ExperimentError, match="result line 1 has no dataset"):
-        summarise([{"row": "full"}], [], task.PAPER)
+def test_no_results_say_what_to_run():
+    with pytest.raises(ExperimentError, match="sweep sentiment --table makes them"):
+        summarise([], {}, task.PAPER)
+
+
+def test_the_command_writes_both_reports_or_says_what_the_lines_are(tmp_path):
+    runner = CliRunner()
+    told = runner.invoke(app, ["report", "--results", str(tmp_path)])
+    assert isinstance(told.exception, ExperimentError)
+    append(tmp_path / task.RESULTS_FILE, {"row": "mine"})
+    told = runner.invoke(app, ["report", "--results", str(tmp_path)])
+    assert "sentiment.jsonl has no runs to report; 1 lines are no runs of the tables" in str(told.exception)
+    for line in RUNS:
+        append(tmp_path / task.RESULTS_FILE, line)
+    told = runner.invoke(app, ["report", "--results", str(tmp_path)])
+    assert told.exit_code == 0
+    assert "from 6 runs; 1 lines are no runs" in told.output.replace("\n", " ")
+    assert {"sentiment.md", "sentiment.html"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_results_are_read_whoever_wrote_them(tmp_path):
+    path = tmp_path / "runs.jsonl"
+    path.write_bytes('\ufeff{"a": "\u2028"}\r\n\r\n{"a": 2}\n'.encode())
+    assert read(path) == [{"a": "\u2028"}, {"a": 2}]
+    path.write_bytes(b'{"a": 1}{"a": 2}\n')
+    with pytest.raises(ExperimentError, match=r"runs.jsonl, line 1: .*Two lines in one: part them"):
+        read(path)
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ExperimentError, match=r"runs.jsonl is not UTF-8"):
+        read(path)
+    with pytest.raises(ExperimentError, match=r"cannot be read: Is a directory"):
+        read(tmp_path)

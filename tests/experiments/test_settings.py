@@ -1,16 +1,17 @@
+import json
 from dataclasses import asdict
 
 import pytest
+from laboratory import tried_line
 
 pytest.importorskip("accelerate")
 
 import tensorbed as tb
 from experiments.errors import ExperimentError
-from experiments.records import append
+from experiments.records import append, read
 from experiments.sentiment import task
-from experiments.sentiment.run import settle
 from experiments.sentiment.train import How, train
-from experiments.settings import configured, row_names
+from experiments.settings import configured, recorded, row_names
 
 # The paper's ratios, over the real vocabulary, cut or rounded to whole numbers; low rank: (I + J) R numbers.
 RATIOS = {
@@ -55,9 +56,19 @@ def test_rows_differ_in_their_tables_only():
         ({"format": "tensor_tain"}, r'unknown format "tensor_tain": did you mean "tensor_train"'),
         ({"rank": "16"}, r"rank = '16' should be int"),
         ({"dropout": 1.5}, r"dropout=1.5: it must be at least 0 and below 1"),
-        ({"precision": "fp16"}, r'unknown precision "fp16": did you mean "fp32"|"bf16"'),
+        ({"precision": "fp16"}, r'unknown precision "fp16": did you mean "(fp32|bf16)"'),
         ({"pad_row": "zeros"}, r'unknown pad_row "zeros": did you mean "zero"'),
+        ({"rank": 0}, r"rank=0: it must be at least 1"),
+        ({"format": "full"}, r"rank=2: a full table has none"),
+        ({"format": "lr"}, r'shape=.*: format "low_rank" has none'),
+        ({"vocabulary": 2}, r"vocabulary=2: padding"),
+        ({"row": "../up"}, r"row='../up': a name of letters"),
         ({"batch": 0}, r"batch=0: it must be at least 1"),
+        ({"max_tokens": -5}, r"max_tokens=-5: it must be at least 1"),
+        ({"train_limit": 0}, r"train_limit=0: it must be at least 1"),
+        ({"clip": 0.0}, r"clip=0.0: it must be above 0 and finite"),
+        ({"std": -1.0}, r"std=-1.0: it must be above 0 and finite"),
+        ({"seed": -1}, r"seed=-1: it must be at least 0"),
         ({"shape": [[4, 5]]}, r"shape = \[\[4, 5\]\] should be two lists"),
     ],
 )
@@ -66,7 +77,9 @@ def test_a_wrong_row_is_refused_with_the_nearest_right_name(row, changes, messag
         configured(task.CONFIGS, str(row(**changes)), {})
 
 
-@pytest.mark.parametrize("changes", [{"shape": [[4, 4], [2, 4]]}, {"shape": [[4, 5], [2, 3]]}, {"rank": 0}])
+@pytest.mark.parametrize(
+    "changes", [{"shape": [[4, 4], [2, 4]]}, {"shape": [[4, 5], [2, 3]]}, {"shape": [[4, 5], [2, 4.5]]}]
+)
 def test_a_table_that_cannot_be_is_refused_before_data_is_read(row, changes):
     settings = configured(task.CONFIGS, str(row(**changes)), {})
     with pytest.raises(ExperimentError, match=r"^sst5 tiny: .*(shape|rank)"):
@@ -81,6 +94,21 @@ def test_an_unknown_row_is_refused_with_the_nearest(tmp_path):
     (tmp_path / "bad.toml").write_text("rank = [", encoding="utf-8")
     with pytest.raises(ExperimentError, match=r"bad.toml is no TOML file"):
         configured(task.CONFIGS, str(tmp_path / "bad.toml"), {})
+
+
+def test_another_format_leaves_rank_and_shape_of_the_file_behind(row, tmp_path):
+    settings = configured(task.CONFIGS, str(row()), {"format": "full"})
+    assert (settings.rank, settings.shape) == (None, None)
+    settings = configured(task.CONFIGS, str(row()), {"format": "lr", "rank": 3})
+    assert (settings.format, settings.rank, settings.shape) == ("low_rank", 3, None)
+    assert configured(task.CONFIGS, str(row()), {"format": "tensor_train"}).shape is not None
+    with pytest.raises(ExperimentError, match='unknown dataset "imbd": did you mean "imdb"'):
+        task.settle(None, {"dataset": "imbd"}, tmp_path, smoke=False, search=False)
+
+
+def test_a_seed_may_stand_in_the_file(row, tmp_path):
+    assert task.settle(str(row(seed=5)), {}, tmp_path, smoke=False, search=False).seed == 5
+    assert task.settle(str(row(seed=5)), {"seed": 6}, tmp_path, smoke=False, search=False).seed == 6
 
 
 def test_options_go_before_the_file_and_the_file_before_defaults(row):
@@ -98,19 +126,60 @@ def test_the_best_point_of_a_whole_grid_is_taken_and_the_earlier_of_equals(tmp_p
     scores = dict(zip(task.GRID, [0.3, 0.4, 0.4, 0.2], strict=True))
     for (rate, std), score in scores.items():
         assert task.found(tmp_path, "sst5", "tensor_train") is None
-        tried = {
-            "dataset": "sst5",
-            "format": "tensor_train",
-            "settings": {"lr": rate, "std": std},
-            "val_accuracy": score,
-        }
-        append(tmp_path / task.SEARCH_FILE, tried)
+        append(tmp_path / task.SEARCH_FILE, tried_line("sst5", "tensor_train", rate, std, score))
     rate, std = task.GRID[1]
     assert task.found(tmp_path, "sst5", "tensor_train") == (rate, std)
     row = task.with_found("sst5-tt2", {}, tmp_path)
     assert (row.lr, row.std) == (rate, std)
-    assert task.with_found("sst5-tt2", {"lr": 0.5}, tmp_path).lr == 0.5
     assert task.with_found("sst5-full", {}, tmp_path).lr == 1e-3
+
+
+def searched(folder, best):
+    """A whole grid of tensor trains on SST-5."""
+    for point in task.GRID:
+        line = tried_line("sst5", "tensor_train", *point, 0.5 if point == best else 0.4)
+        append(folder / task.SEARCH_FILE, line)
+
+
+def test_what_was_found_goes_below_the_rows_own_file_and_the_options(row, tmp_path):
+    best = (2e-3, 1.0)
+    searched(tmp_path, best)
+    told = [
+        ("sst5-tt1", {}, best),
+        ("sst5-tt1", {"lr": 0.5}, (0.5, 1.0)),
+        ("sst5-tt1", {"std": 0.5}, (2e-3, 0.5)),
+        ({"lr": 0.01}, {}, (0.01, 1.0)),
+        ({"lr": 0.01, "std": 0.3}, {}, (0.01, 0.3)),
+    ]
+    for config, options, wanted in told:
+        name = str(row(**config)) if isinstance(config, dict) else config
+        settings = task.settle(name, options, tmp_path, smoke=False, search=False)
+        assert (settings.lr, settings.std) == wanted
+    assert task.settle("sst5-tt1", {"lr": 2e-3}, tmp_path, smoke=False, search=False).row == "TT1"
+
+
+def test_points_tried_with_other_settings_do_not_count(tmp_path):
+    searched(tmp_path, task.GRID[0])
+    lines = read(tmp_path / task.SEARCH_FILE)
+    assert task.found(tmp_path, "sst5", "tensor_train") == task.GRID[0]
+    lines[0]["settings"]["epochs"] += 1
+    (tmp_path / task.SEARCH_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert task.found(tmp_path, "sst5", "tensor_train") is None
+
+
+def test_settings_come_back_from_a_line_of_results():
+    settings = configured(task.CONFIGS, "sst5-tr2", {"seed": 3, "std": 0.5})
+    line = json.loads(json.dumps({"settings": settings.as_record()}))
+    assert recorded(line) == settings
+    assert recorded({"settings": {**line["settings"], "gone": 1}}) is None
+    assert recorded({}) is None
+    before = {name: value for name, value in line["settings"].items() if name != "pad_to"}
+    assert recorded({"settings": before}) == settings
+
+
+def test_a_smoke_run_has_a_name_of_its_own(tmp_path):
+    real, tiny = (task.settle("sst5-tt1", {}, tmp_path, smoke=smoke, search=False) for smoke in (False, True))
+    assert real.folder(tmp_path) != tiny.folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -124,4 +193,4 @@ def test_the_best_point_of_a_whole_grid_is_taken_and_the_earlier_of_equals(tmp_p
     ],
 )
 def test_a_row_that_was_changed_has_another_name(tmp_path, config, options, name):
-    assert settle(config, options, tmp_path, smoke=False, search=False).row == name
+    assert task.settle(config, options, tmp_path, smoke=False, search=False).row == name

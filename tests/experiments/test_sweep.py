@@ -1,11 +1,13 @@
+import itertools
 import os
 import signal
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from laboratory import ROOT, results
+from laboratory import ROOT, results, tried_line
 from rich.console import Console
 
 pytest.importorskip("accelerate")
@@ -25,6 +27,7 @@ def started(monkeypatch):
     class Process:
         def __init__(self, command, **options):
             assert Path(options["cwd"]) == ROOT
+            assert options["process_group"] == 0
             commands.append(command)
             self.code = codes.get(command[command.index("--config") + 1], 0)
 
@@ -62,15 +65,24 @@ def test_every_row_is_run_and_the_search_of_a_set_comes_before_its_rows(tmp_path
 def test_what_has_a_result_is_left_out(tmp_path, started):
     commands, _ = started
     done = [(d, row, seed) for d, row, seed in task.runs()][:-2]
+    for dataset, format, point in itertools.product(("sst5", "imdb"), task.SEARCHED_ROWS["imdb"], task.GRID):
+        append(tmp_path / task.SEARCH_FILE, tried_line(dataset, format, *point, 0.4))
     for dataset, row, seed in done:
-        append(tmp_path / task.RESULTS_FILE, {"dataset": dataset, "row": row, "seed": seed})
-    for format in task.SEARCHED_ROWS["imdb"]:
-        for lr, std in task.GRID:
-            tried = {"dataset": "imdb", "format": format, "settings": {"lr": lr, "std": std}, "val_accuracy": 0.4}
-            append(tmp_path / task.SEARCH_FILE, tried)
+        settings = task.settle(f"{dataset}-{row}", {"seed": seed}, tmp_path, smoke=False, search=False)
+        append(tmp_path / task.RESULTS_FILE, {"settings": settings.as_record()})
     made(tmp_path, jobs=2).run()
     assert sorted(rows(commands)) == [("imdb-TR4", "0"), ("imdb-TR5", "0")]
     assert len(commands) == 2
+
+
+def test_a_result_of_another_configuration_is_no_result(tmp_path, started):
+    commands, _ = started
+    for dataset, row, seed in task.runs():
+        settings = task.settle(f"{dataset}-{row}", {"seed": seed}, tmp_path, smoke=True, search=False)
+        other = replace(settings, batch=9) if (row, seed) == ("TT2", 0) else settings
+        append(tmp_path / task.RESULTS_FILE, {"settings": other.as_record()})
+    made(tmp_path, smoke=True).run()
+    assert rows(commands) == [("imdb-TT2", "0"), ("sst5-TT2", "0")]
 
 
 def test_a_run_that_fails_is_named_and_the_others_go_on(tmp_path, started):
@@ -88,23 +100,24 @@ def test_rows_wait_for_a_whole_search(tmp_path, started):
     assert {row.split("-")[0] for row, _ in rows(commands)} == {"imdb"}
 
 
-def test_a_sweep_that_is_ended_passes_it_on_and_starts_nothing_more(tmp_path, started):
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_a_sweep_that_is_ended_passes_it_on_and_starts_nothing_more(tmp_path, started, kind):
     commands, codes = started
     gone = threading.Event()
 
     def wait():
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), kind)
         gone.wait(30)
         return 130
 
     codes["imdb-TT3"] = wait
     codes["terminated"] = terminated = _Ends(gone)
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(kind)
     with pytest.raises(Stopped, match="the same command goes on"):
         made(tmp_path, smoke=True).run(seeds=1)
     assert rows(commands) == [("imdb-full", "0"), ("imdb-TT3", "0")]
     assert len(terminated) == 1
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(kind) is before
 
 
 class _Ends(list):
@@ -124,15 +137,10 @@ def test_stages_keep_the_order():
     assert [(name, len(entries)) for name, entries in stages(runs)] == [("a", 2), ("b", 1), ("a", 1)]
 
 
-def test_a_search_does_not_look_at_the_test_set_and_a_smoke_run_leaves_the_results_alone(data, tmp_path):
-    from experiments.sentiment.run import run
-
-    options = {"seed": 0, "precision": "fp32"}
-    for search in (True, False):
-        how = {"data": data, "out": tmp_path / "out"}
-        run("imdb-tt3", options, how, None, smoke=True, search=search, resume_if_possible=True)
-    (tried,), (record,) = results(tmp_path / "out", task.SEARCH_FILE), results(tmp_path / "out")
-    assert tried["test_accuracy"] is None
-    assert record["test_accuracy"] is not None
-    assert record["ratio"] == pytest.approx(441, abs=1)
-    assert not list((tmp_path / "out").rglob("checkpoint.pt"))
+def test_a_sweep_runs_its_rows_as_processes_and_leaves_them_out_the_next_time(data, tmp_path, monkeypatch):
+    monkeypatch.setattr(task, "runs", lambda: iter([("sst5", "LR1", 0), ("sst5", "LR1", 1)]))
+    sweep = Sweep(data, tmp_path / "out", tmp_path, 2, smoke=True, console=Console(quiet=True))
+    assert sweep.run() == [], (tmp_path / "out/logs/sst5-LR1-0.log").read_text()
+    assert sorted((line["row"], line["seed"]) for line in results(tmp_path)) == [("LR1-smoke", 0), ("LR1-smoke", 1)]
+    assert sweep.run() == []
+    assert len(results(tmp_path)) == 2
