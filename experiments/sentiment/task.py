@@ -36,7 +36,7 @@ SEARCHED_ROWS = {
     "imdb": {"full": "full", "low_rank": "LR3", "tensor_train": "TT1", "tensor_ring": "TR4"},
 }
 SEARCH_OPTIONS: Mapping[str, Mapping[str, Any]] = {
-    "sst5": {"epochs": 6, "patience": 6},
+    "sst5": {"epochs": 5, "patience": 5},
     "imdb": {"epochs": 2, "patience": 2, "train_limit": 5000},
 }
 
