@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from itertools import repeat
 from pathlib import Path
 
 from experiments.report.plots import COLOUR, curve_picture, ratio_picture
-from experiments.report.summary import TITLES, Entry, Summary, findings
-from experiments.report.tables import HEADINGS, NOTES, cells
+from experiments.report.summary import TITLES, Entry, Summary, counted, findings
+from experiments.report.tables import NOTES, entry_rows, search_rows
 from pages import page
 
 CONTENT = Path(__file__).with_name("page.html")
@@ -23,7 +24,7 @@ def html(summary: Summary) -> str:
     """Everything in one file: no script, nothing from elsewhere."""
     sections = [section(dataset, entries, summary) for dataset, entries in summary.tables.items()]
     sections += [
-        f"<h2>{TITLES[dataset]}, padded</h2>{table(entries, summary.entry(dataset, 'full'))}"
+        f"<h2>{TITLES[dataset]}, padded</h2>{entry_table(entries, summary.entry(dataset, 'full'))}"
         for dataset, entries in summary.padded.items()
     ]
     return page(
@@ -33,6 +34,7 @@ def html(summary: Summary) -> str:
         sections="\n".join(sections),
         findings=items(findings(summary)),
         notes=items(NOTES),
+        search=table(search_rows(summary)) if summary.grids else "<p>No search was made.</p>",
         about=escape(described(summary)),
     )
 
@@ -40,25 +42,27 @@ def html(summary: Summary) -> str:
 def section(dataset: str, entries: Sequence[Entry], summary: Summary) -> str:
     """A dataset's table and pictures."""
     return f"""<h2>{TITLES[dataset]}</h2>
-{table(entries, summary.entry(dataset, "full"))}
+{entry_table(entries, summary.entry(dataset, "full"))}
 <div class="pictures">
 <figure><figcaption>Test accuracy against ratio, deviations over seeds</figcaption>{ratio_picture(entries)}</figure>
 <figure><figcaption>Validation accuracy after each epoch, mean over seeds</figcaption>{curve_picture(entries)}</figure>
 </div>"""
 
 
-def table(entries: Sequence[Entry], full: Entry | None) -> str:
-    """Rows under their headings."""
-    head = "".join(f"<th>{escape(name)}</th>" for name in HEADINGS)
-    body = "\n".join(line(entry, full) for entry in entries)
+def entry_table(entries: Sequence[Entry], full: Entry | None) -> str:
+    """A dataset's rows, each with its format's colour."""
+    marks = [f'<i style="background:{COLOUR[entry.format]}"></i>' for entry in entries]
+    return table(entry_rows(entries, full), marks)
+
+
+def table(rows: Sequence[Sequence[str]], marks: Sequence[str] = ()) -> str:
+    """Lines of text under their headings, which come first; ``marks`` stand before the lines."""
+    head = "".join(f"<th>{escape(text)}</th>" for text in rows[0])
+    body = "\n".join(
+        f"<tr><th>{mark}{escape(name)}</th>{''.join(f'<td>{escape(text)}</td>' for text in rest)}</tr>"
+        for mark, (name, *rest) in zip(marks or repeat(""), rows[1:], strict=False)
+    )
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
-
-
-def line(entry: Entry, full: Entry | None) -> str:
-    """A row of the table, with its format's colour."""
-    name, *rest = cells(entry, full)
-    others = "".join(f"<td>{escape(text)}</td>" for text in rest)
-    return f'<tr><th><i style="background:{COLOUR[entry.format]}"></i>{escape(name)}</th>{others}</tr>'
 
 
 def items(texts: Sequence[str]) -> str:
@@ -70,5 +74,6 @@ def described(summary: Summary) -> str:
     """With what it was measured."""
     versions = ", ".join(f"{name} {version}" for name, version in (summary.about["versions"] or {}).items())
     machine = summary.about["machine"] or {}
-    place = f"{machine.get('processor')}, {machine.get('cores')} cores, {machine.get('threads')} threads a run"
+    threads = counted(machine.get("threads") or 0, "thread")
+    place = f"{machine.get('processor')}, {machine.get('cores')} cores, {threads} a run"
     return f"{versions}; {place}; commit {', '.join(summary.about['commits'])}."

@@ -11,10 +11,9 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from experiments.report.summary import Entry
+from experiments.report.summary import LABELS, Entry
 from pages import COLOURS, MARKERS, PLAIN, STYLE, svg
 
-LABELS = {"full": "full", "low_rank": "low rank", "tensor_train": "tensor train", "tensor_ring": "tensor ring"}
 COLOUR = dict(zip(LABELS, COLOURS, strict=True))
 MARKER = dict(zip(LABELS, MARKERS, strict=True))
 LINES = ("-", "--", ":", "-.")

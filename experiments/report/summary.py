@@ -14,9 +14,10 @@ from experiments.errors import ExperimentError
 from experiments.settings import read_toml
 
 TITLES = {"sst5": "SST-5", "imdb": "IMDB"}
+LABELS = {"full": "full", "low_rank": "low rank", "tensor_train": "tensor train", "tensor_ring": "tensor ring"}
 ORDER = ("full", "LR3", "LR2", "LR1", "TT1", "TT2", "TT3", "TR1", "TR2", "TR3", "TR4", "TR5", "TR6")
 Grids = Mapping[tuple[str, str], Mapping[tuple[float, float | None], float]]  # dataset and format: (lr, std): score
-_NUMBERS = ("ratio", "total_parameters", "test_accuracy", "val_accuracy", "tokens_per_second", "overhead")
+_NUMBERS = ("ratio", "total_parameters", "test_accuracy", "val_accuracy", "overhead")
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,6 @@ class Entry:
     test: tuple[float, ...]
     paper: float | None
     curves: tuple[tuple[float, ...], ...]  # validation accuracy after each epoch, a seed each
-    speed: float
     overhead: float
     lr: float
     std: float | None
@@ -145,7 +145,6 @@ def entry_of(dataset: str, row: str, runs: Mapping[int, Mapping[str, Any]], pape
         test=tuple(run["test_accuracy"] for run in of),
         paper=paper,
         curves=tuple(tuple(epoch["val_accuracy"] for epoch in run["epochs"]) for run in of),
-        speed=median(run["tokens_per_second"] for run in of),
         overhead=median(run["overhead"] for run in of),
         lr=settings["lr"],
         std=settings["std"],

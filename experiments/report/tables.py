@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from experiments.report.summary import TITLES, Entry, Summary, findings
+from experiments.report.summary import LABELS, TITLES, Entry, Summary, findings
 
 HEADINGS = (
     "row", "shape", "rank", "ratio", "parameters", "paper", "ours", "to our full", "validation", "seeds", "lr", "std",
-    "tokens/s",
 )  # fmt: skip
 NOTES = (
     "Paper and ours are test accuracies; ours is the mean over seeds with the deviation of the sample. Ratios count as "
@@ -17,7 +16,8 @@ NOTES = (
     "Every row has the same words, batches, schedule and selection: words and their order from the training texts, "
     "cased; batches of exactly equal length, so that no padding is seen and nothing is packed; Adam with a rate that "
     "falls to zero in a straight line; the epoch chosen on validation; the test set used once. Learning rate and "
-    "deviation of the drawn table come from one small grid, searched for each format on validation.",
+    "deviation of the drawn table come from one small grid, searched for each format on validation; where the best "
+    "point lies at its edge, a wider grid may have a better one.",
     "Padded rows stand beside the tables: texts padded at their end to one length, with a trained row for the padding "
     "where the table is full, with zeros where it is compressed (as in the paper's code) or where the row says zero.",
     "IMDB: the last 256 tokens of each review; 22,500 reviews for training, 2,500 for validation.",
@@ -41,40 +41,46 @@ def cells(entry: Entry, full: Entry | None) -> tuple[str, ...]:
         str(len(entry.seeds)),
         f"{entry.lr:g}",
         "Glorot" if entry.std is None else f"{entry.std:g}",
-        f"{entry.speed:,.0f}",
     )
 
 
-def table_lines(entries: Sequence[Entry], full: Entry | None) -> list[str]:
-    """A Markdown table; what is text stands left."""
-    rule = ["---" if name in ("row", "shape") else "---:" for name in HEADINGS]
-    return [f"| {' | '.join(row)} |" for row in (HEADINGS, rule, *(cells(entry, full) for entry in entries))]
+def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table, its headings first; what is text stands left."""
+    rule = ["---" if name in ("row", "shape", "set", "format", "std") else "---:" for name in rows[0]]
+    return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
 
 
-def search_lines(summary: Summary) -> list[str]:
-    """What the search for learning rates saw."""
+def entry_rows(entries: Sequence[Entry], full: Entry | None) -> list[tuple[str, ...]]:
+    """Headings and lines of a table."""
+    return [HEADINGS, *(cells(entry, full) for entry in entries)]
+
+
+def search_rows(summary: Summary) -> list[tuple[str, ...]]:
+    """Headings and lines of what the search for learning rates saw."""
     rates = sorted({rate for points in summary.grids.values() for rate, _ in points})
-    lines = [
-        f"| set | format | std | {' | '.join(f'lr {rate:g}' for rate in rates)} |",
-        "|---|---|---|" + "---:|" * len(rates),
-    ]
+    rows: list[tuple[str, ...]] = [("set", "format", "std", *(f"lr {rate:g}" for rate in rates))]
     for (dataset, format), points in summary.grids.items():
         for std in dict.fromkeys(std for _, std in points):
             scores = [points.get((rate, std)) for rate in rates]
-            told = " | ".join("" if score is None else f"{score:.3f}" for score in scores)
-            lines.append(f"| {TITLES[dataset]} | {format} | {'Glorot' if std is None else f'{std:g}'} | {told} |")
-    return lines
+            told = ["" if score is None else f"{score:.3f}" for score in scores]
+            rows.append((TITLES[dataset], LABELS[format], "Glorot" if std is None else f"{std:g}", *told))
+    return rows
 
 
 def markdown(summary: Summary) -> str:
     """The report as a text."""
     lines = ["# Sentiment", "", "Written by `python -m experiments report` from the lines beside it.", ""]
     for dataset, entries in summary.tables.items():
-        lines += [f"## {TITLES[dataset]}", "", *table_lines(entries, summary.entry(dataset, "full")), ""]
+        lines += [f"## {TITLES[dataset]}", "", *table_lines(entry_rows(entries, summary.entry(dataset, "full"))), ""]
     for dataset, entries in summary.padded.items():
-        lines += [f"## {TITLES[dataset]}, padded", "", *table_lines(entries, summary.entry(dataset, "full")), ""]
+        lines += [
+            f"## {TITLES[dataset]}, padded",
+            "",
+            *table_lines(entry_rows(entries, summary.entry(dataset, "full"))),
+            "",
+        ]
     lines += ["## What is seen", "", *(f"* {said}" for said in findings(summary)), ""]
     lines += ["## How", "", *(f"* {note}" for note in NOTES), ""]
     if summary.grids:
-        lines += ["## Search on validation", "", *search_lines(summary), ""]
+        lines += ["## Search on validation", "", *table_lines(search_rows(summary)), ""]
     return "\n".join(lines)
