@@ -197,5 +197,11 @@ def fetched(name: str, split: str, **options: Any) -> Iterable[dict[str, Any]]:
             "fetching the public originals needs the package datasets: pip install 'tensorbed[experiments]', "
             "or give a folder that holds them with --data."
         ) from None
-    records: Iterable[dict[str, Any]] = load_dataset(name, split=split, **options)
+    try:
+        records: Iterable[dict[str, Any]] = load_dataset(name, split=split, **options)
+    except Exception as error:  # of the network, the host, the cache: each package below has its own
+        raise ExperimentError(
+            f"{options.get('data_files', {}).get(split, name)} could not be fetched: {type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else ''} Give a folder that holds it with --data."
+        ) from error
     return records

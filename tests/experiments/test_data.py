@@ -171,6 +171,16 @@ def test_the_originals_are_fetched_by_datasets_and_read_as_files_are(data, monke
     assert ("stanfordnlp/imdb", "test", None) in asked
 
 
+def test_an_original_out_of_reach_is_named_with_another_way(monkeypatch):
+    def load_dataset(name, split, data_files=None):
+        raise ConnectionError("no such host\nand more")
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    for settings, address in ((SST, "trainDevTestTrees_PTB.zip"), (IMDB, "stanfordnlp/imdb")):
+        with pytest.raises(ExperimentError, match=rf"{address} could not be fetched: .*: no such host Give .*--data"):
+            load(settings, None)
+
+
 def test_without_datasets_the_way_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(ExperimentError, match=r"pip install 'tensorbed\[experiments\]'.*--data"):
