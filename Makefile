@@ -21,7 +21,7 @@ help:
 	@echo "make test-slow  checks that take minutes"
 	@echo "make sanitize   the tests of the kernels under AddressSanitizer and UBSan (Linux, GCC)"
 	@echo "make bench      lookups and heads side by side with others, about half an hour, 10 GB of memory, into out/bench"
-	@echo "make experiments  how to run the paper's tasks; DATA=folder trains a tiny slice of one"
+	@echo "make experiments  install and tell how to run the paper's tasks; DATA=folder trains a tiny slice of one"
 	@echo "make figures    the figures of the documentation, into out/"
 	@echo "make clean      remove the environment and everything made"
 
@@ -80,8 +80,13 @@ types: .venv/.installed
 bench: .venv/.peers
 	$(BIN)/python -m benchmarks
 
+# The packages that fetch the public originals and write logs: only here are they needed.
+.venv/.experiments: .venv/.installed
+	TENSORBED_NATIVE=$(TENSORBED_NATIVE) $(PIP) --no-build-isolation -e '.[experiments]'
+	@touch $@
+
 # With DATA, the folder of docs/experiments.md, a run of seconds; without, what there is to run.
-experiments: .venv/.installed
+experiments: .venv/.experiments
 	$(BIN)/python -m experiments $(if $(DATA),sentiment --config sst5-tt1 --smoke --data $(DATA) --out out/experiments,--help)
 
 figures: .venv/.installed
