@@ -20,8 +20,8 @@ NOTES = (
     "point lies at its edge, a wider grid may have a better one.",
     "Padded rows stand beside the tables: texts padded at their end to one length, with a trained row for the padding "
     "where the table is full, with zeros where it is compressed (as in the paper's code) or where the row says zero.",
-    "By the size of the test sets alone (25,000 reviews, 2,210 sentences) an accuracy has a standard error of 0.2 points on "
-    "IMDB and 1.0 on SST-5; rows of one seed that are closer than a point are not told apart.",
+    "By the size of the test sets (25,000 reviews, 2,210 sentences) an accuracy has a standard error of 0.2 points "
+    "on IMDB and 1.0 on SST-5; rows of one seed that are closer than a point are not told apart.",
     "IMDB: the last 256 tokens of each review; 22,500 reviews for training, 2,500 for validation.",
 )
 
