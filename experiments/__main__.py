@@ -60,7 +60,9 @@ def sentiment(
     }  # fmt: skip
     how = How(data, out, resume, checkpoint_steps, checkpoint_minutes, accumulate, fsdp, tensorboard)
     when = {"restart": restart, "resume_if_possible": resume_if_possible}
-    run(config, options, how, results, smoke=smoke, search=search, **when)
+    told = run(config, options, how, results, smoke=smoke, search=search, **when)
+    if os.environ.get("RANK", "0") == "0":
+        print(told)
 
 
 @app.command()

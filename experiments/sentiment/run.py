@@ -28,8 +28,8 @@ def run(
     search: bool = False,
     restart: bool = False,
     resume_if_possible: bool = False,
-) -> None:
-    """Train, and add the result to the file of runs or of searches."""
+) -> str:
+    """Train, and add the result to the file of runs or of searches; what came of it, in a sentence."""
     where = results or (how.out if smoke else RESULTS)
     settings = task.settle(config, options, where, smoke=smoke, search=search)
     how = replace(how, test=not search)
@@ -38,9 +38,19 @@ def run(
     writable_folder(where, "--results")
     with alone(folder) if first_process() else nullcontext():
         record = trained(settings, options, how, restart=restart, resume_if_possible=resume_if_possible)
+        path = where / (task.SEARCH_FILE if search else task.RESULTS_FILE)
         if first_process():
-            append(where / (task.SEARCH_FILE if search else task.RESULTS_FILE), record)
+            append(path, record)
             Checkpoints(folder, settings.as_record()).remove()
+    return f"{told(record)}; a line was added to {path}"
+
+
+def told(record: Mapping[str, Any]) -> str:
+    """A result in words."""
+    test = "" if record["test_accuracy"] is None else f"test accuracy {record['test_accuracy']:.4f}, "
+    size = f", ratio {record['ratio']:,.0f}" if "ratio" in record else ""
+    name = f"{record['dataset']} {record['row']} seed {record['seed']}"
+    return f"{name}: {test}validation {record['val_accuracy']:.4f}{size}"
 
 
 def first_process() -> bool:

@@ -21,7 +21,7 @@ def started(row, data, tmp_path):
 
     def start(config=None, *, options=None, out="out", resume=False, **when):
         how = How(data=data, out=tmp_path / out, resume=resume, checkpoint_steps=1)
-        run(str(config or row()), options or {}, how, tmp_path / out, **when)
+        return run(str(config or row()), options or {}, how, tmp_path / out, **when)
 
     return start
 
@@ -61,6 +61,16 @@ def test_a_stopped_run_is_neither_overwritten_nor_resumed_unasked(started, cut, 
     (whole,), (resumed,), (anew,) = (results(tmp_path / out) for out in ("whole", "out", "anew"))
     assert losses(resumed) == losses(anew) == losses(whole)
     assert not list(tmp_path.rglob(NAME))
+
+
+def test_what_came_of_it_is_told_and_where_it_was_written(started, tmp_path):
+    told = started()
+    (record,) = results(tmp_path / "out")
+    assert told == (
+        f"sst5 tiny seed 0: test accuracy {record['test_accuracy']:.4f}, validation {record['val_accuracy']:.4f}, "
+        f"ratio 3; a line was added to {tmp_path / 'out' / task.RESULTS_FILE}"
+    )
+    assert "test accuracy" not in started(search=True)
 
 
 def test_a_smoke_run_leaves_the_checkpoint_of_the_real_one_alone(started, cut, tmp_path):
