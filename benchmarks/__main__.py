@@ -31,6 +31,7 @@ from benchmarks.tables import (
     workload_sheet,
 )
 from benchmarks.workloads import SHUFFLED, WORKLOADS, Workload
+from provenance import processor
 
 THREADS = 2
 
@@ -87,7 +88,7 @@ def bench(asked: Plan, out: Path, console: Console, machine: Machine | None = No
     # Threads that wait for each other at every product are slowed far more than twofold by one busy neighbour.
     load = os.getloadavg()[0]
     threads = torch.get_num_threads()
-    console.print(f"{records.cpu()}, {os.cpu_count()} cores, {threads} threads, float32, torch {torch.__version__}")
+    console.print(f"{processor()}, {os.cpu_count()} cores, {threads} threads, float32, torch {torch.__version__}")
     console.print(f"load average before: {load:.2f}{', times may be disturbed' if load > 1 else ''}")
     machine = machine or measure_machine()
     console.print(f"matrix product {machine.flops / 1e9:.1f} GFLOP/s, copy {machine.bandwidth / 1e9:.1f} GB/s")

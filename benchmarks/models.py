@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 import tensorbed as tb
 from benchmarks import models_page
-from benchmarks.records import commit, cpu
+from provenance import commit, processor
 from tensorbed.structures import Format
 
 RATIOS = (2, 4, 8, 16, 32)
@@ -197,7 +197,7 @@ def run(name: str, arguments: argparse.Namespace, console: Console) -> None:
     done = {line["key"] for line in models_page.read(path)}
     with console.status(f"loading {name}"):
         case = MODELS[name](arguments.data, arguments.amount, arguments.calibration)
-    about = {"cpu": cpu(), "threads": torch.get_num_threads(), "torch": torch.__version__, "commit": commit()}
+    about = {"cpu": processor(), "threads": torch.get_num_threads(), "torch": torch.__version__, "commit": commit()}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         todo = list(rows(tied=name == "smollm2"))

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import platform
-import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import tensorbed as tb
 from benchmarks.allocator import freed_memory_is_kept
 from benchmarks.floors import judge
 from benchmarks.heads import FUSED, HEADS
 from benchmarks.peers import PEERS
 from benchmarks.results import HeadResult, Report, Result
+from provenance import commit, processor, versions
 from tensorbed.info import info
 
-_PACKAGES = ("tensorly", "tensorly-torch", "torchtt", "numpy")
+_PACKAGES = ("torch", "tensorbed", "tensorly", "tensorly-torch", "torchtt", "numpy")
 
 
 def write(report: Report, path: Path) -> None:
@@ -38,19 +33,14 @@ def about(report: Report) -> dict[str, Any]:
     """What every record says: where, with what and when it was measured."""
     return {
         "machine": {
-            "cpu": cpu(),
+            "cpu": processor(),
             "cores": os.cpu_count(),
             "threads": report.threads,
             "load": report.load,
             "gemm_flops": report.machine.flops,
             "copy_bytes_per_second": report.machine.bandwidth,
         },
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "tensorbed": tb.__version__,
-            **{package: _version(package) for package in _PACKAGES},
-        },
+        "versions": versions(_PACKAGES),
         "kernels": str(info().kernels),
         "freed_memory_kept": freed_memory_is_kept(),
         "commit": commit(),
@@ -120,30 +110,3 @@ def _head(heads: HeadResult, name: str) -> dict[str, Any]:
 def _scaling(curve: str, about: str, at: int, name: str, taken: float | None, reason: str | None) -> dict[str, Any]:
     measured = {"implementation": name, "forward_backward_ms": taken, "reason": reason}
     return {"kind": "scaling", "curve": curve, "about": about, "at": at, **measured}
-
-
-def cpu() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def commit() -> str | None:
-    """The commit that was timed, marked when files differ from it; none outside a repository."""
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

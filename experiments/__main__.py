@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from experiments.errors import ExperimentError, Stopped, unknown
+from experiments.processes import first_process
 from experiments.records import RESULTS
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -61,7 +61,7 @@ def sentiment(
     how = How(data, out, resume, checkpoint_steps, checkpoint_minutes, accumulate, fsdp, tensorboard)
     when = {"restart": restart, "resume_if_possible": resume_if_possible}
     told = run(config, options, how, results, smoke=smoke, search=search, **when)
-    if os.environ.get("RANK", "0") == "0":
+    if first_process():
         print(told)
 
 
@@ -151,7 +151,7 @@ def main() -> None:
 
 
 def _fail(text: str, code: int = 2) -> int:
-    if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+    if first_process():
         print(text, file=sys.stderr)
     return code
 

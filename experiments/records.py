@@ -8,11 +8,9 @@ import json
 import os
 import platform
 import resource
-import subprocess
 import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +18,16 @@ import torch
 
 from experiments.errors import ExperimentError
 from experiments.files import text_of
+from provenance import ROOT, commit, processor, versions
 
-ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "docs" / "results"
 _PACKAGES = ("torch", "tensorbed", "accelerate")
-_SOURCES = ("src", "native", "experiments", "pyproject.toml", "constraints.txt")
 
 
 def about() -> dict[str, Any]:
     """With what and when it was measured; nothing that names a person's machine or folders."""
     return {
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}},
+        "versions": versions(_PACKAGES),
         "machine": {
             "system": platform.system(),
             "architecture": platform.machine(),
@@ -42,23 +39,6 @@ def about() -> dict[str, Any]:
         "commit": commit(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def processor() -> str:
-    """The processor's model, as the system tells it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "unknown")
-
-
-def commit() -> str | None:
-    """The commit the code is of, with ``-changed`` where the sources differ from it."""
-    found = _git("rev-parse", "--short=10", "HEAD")
-    if found is None:
-        return None
-    return found + ("-changed" if _git("status", "--porcelain", "-uno", "--", *_SOURCES) else "")
 
 
 def peak_memory() -> int:
@@ -110,18 +90,3 @@ def read(path: Path) -> list[dict[str, Any]]:
             raise ExperimentError(f"{path}, line {number}: not a JSON object. Mend or remove the line.")
         records.append(record)
     return records
-
-
-def _git(*arguments: str) -> str | None:
-    try:
-        done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None

@@ -20,10 +20,11 @@ from rich.console import Console
 
 from experiments.errors import Stopped
 from experiments.files import writable_folder
-from experiments.records import ROOT, read
+from experiments.records import read
 from experiments.sentiment import task
 from experiments.sentiment.data import check_folder
 from experiments.settings import Settings, recorded
+from provenance import ROOT
 
 
 class Children:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,9 +11,10 @@ from typing import Any
 from experiments.checkpoints import Checkpoints
 from experiments.errors import Diverged, ExperimentError
 from experiments.files import alone, writable_folder
+from experiments.processes import first_process
 from experiments.records import RESULTS, about, append
 from experiments.sentiment import task
-from experiments.sentiment.train import How, train
+from experiments.sentiment.train import How, named, train
 from experiments.settings import Settings
 
 
@@ -53,11 +53,6 @@ def told(record: Mapping[str, Any]) -> str:
     return f"{name}: {test}validation {record['val_accuracy']:.4f}{size}"
 
 
-def first_process() -> bool:
-    """The one that writes; known before there is an accelerator."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def trained(
     settings: Settings, options: Mapping[str, Any], how: How, *, restart: bool, resume_if_possible: bool
 ) -> dict[str, Any]:
@@ -89,14 +84,9 @@ def as_before(settings: Settings, options: Mapping[str, Any], checkpoints: Check
 def diverged(settings: Settings, error: Diverged) -> dict[str, Any]:
     """The line of a point of the grid whose loss was no number: tried, and the worst there is."""
     return {
-        "task": "sentiment",
-        "dataset": settings.dataset,
-        "row": settings.row,
-        "seed": settings.seed,
-        "format": settings.format,
+        **named(settings),
         "val_accuracy": 0.0,
         "test_accuracy": None,
         "diverged": str(error),
-        "settings": settings.as_record(),
         **about(),
     }

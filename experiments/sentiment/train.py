@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -12,7 +11,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
@@ -21,6 +19,7 @@ from experiments.batches import Batch, EqualLengthBatches
 from experiments.checkpoints import Checkpoints
 from experiments.errors import Diverged, ExperimentError, Stopped
 from experiments.interrupts import Interrupts
+from experiments.processes import accelerator_of, random_state, set_random_state
 from experiments.records import about, peak_memory
 from experiments.sentiment.data import Data, load
 from experiments.sentiment.model import Classifier
@@ -70,7 +69,7 @@ class Training:
 
     def __init__(self, settings: Settings, how: How, data: Data) -> None:
         self.settings, self.how, self.data = settings, how, data
-        self.accelerator = accelerator_of(settings)
+        self.accelerator = accelerator_of(settings.precision)
         self.processes = self.accelerator.num_processes
         torch.manual_seed(settings.seed)
         self.classifier = Classifier(settings, data.classes)
@@ -285,32 +284,6 @@ class Training:
         self.begun = time.perf_counter() - self.state.total
 
 
-def random_state(device: torch.device) -> list[Tensor]:
-    """Of the processor, and of the accelerator where there is one."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-
-
-def set_random_state(device: torch.device, states: list[Tensor]) -> None:
-    """Put it back."""
-    torch.set_rng_state(states[0])
-    if device.type == "cuda" and len(states) > 1:
-        torch.cuda.set_rng_state(states[1], device)
-
-
-def accelerator_of(settings: Settings) -> Accelerator:
-    """One process, or as many as torchrun started: fewer would train something else without saying so."""
-    precision = "bf16" if settings.precision == "bf16" else "no"
-    accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=precision)
-    wanted = int(os.environ.get("WORLD_SIZE", "1"))
-    if "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:  # accelerate launch on CPU does this
-        raise ExperimentError("several processes were asked for and one was started; start them with torchrun.")
-    if accelerator.num_processes != wanted:
-        raise ExperimentError(
-            f"{wanted} processes were started, accelerate uses {accelerator.num_processes}; start them with torchrun."
-        )
-    return accelerator
-
-
 def train(settings: Settings, how: How) -> dict[str, Any]:
     """A whole run: its result, complete but for what is asked after it."""
     name = f"{settings.dataset} {settings.row} seed {settings.seed}"
@@ -320,8 +293,10 @@ def train(settings: Settings, how: How) -> dict[str, Any]:
     data = load(settings, how.data)
     try:
         run = Training(settings, how, data)
-    except (RuntimeError, MemoryError) as error:  # a table that is possible, but not here
-        raise ExperimentError(f"{name} cannot be made here: {str(error).splitlines()[0]}") from None
+    except RuntimeError as error:
+        if "allocate" not in str(error):
+            raise
+        raise ExperimentError(f"{name} needs more memory than there is: {str(error).splitlines()[0]}") from None
     if how.resume:
         run.restore(checkpoints)
     run.state.commits.append(run.about["commit"])
@@ -338,6 +313,12 @@ def train(settings: Settings, how: How) -> dict[str, Any]:
     return result(run, test)
 
 
+def named(settings: Settings) -> dict[str, Any]:
+    """What every line begins with: of which run it is."""
+    names = ("dataset", "row", "seed", "format")
+    return {"task": "sentiment", **{name: getattr(settings, name) for name in names}, "settings": settings.as_record()}
+
+
 def result(run: Training, test: tuple[float, float] | None) -> dict[str, Any]:
     """The line of results."""
     settings, state = run.settings, run.state
@@ -345,11 +326,7 @@ def result(run: Training, test: tuple[float, float] | None) -> dict[str, Any]:
     structure = embedding.structure
     dense = structure.rows * structure.cols
     return {
-        "task": "sentiment",
-        "dataset": settings.dataset,
-        "row": settings.row,
-        "seed": settings.seed,
-        "format": settings.format,
+        **named(settings),
         "shape": [
             list(getattr(structure, "row_factors", (structure.rows,))),
             list(getattr(structure, "col_factors", (structure.cols,))),
@@ -371,7 +348,6 @@ def result(run: Training, test: tuple[float, float] | None) -> dict[str, Any]:
         "overhead": 1 - state.computing / state.seconds,
         "peak_memory_bytes": peak_memory(),
         "processes": run.processes,
-        "settings": settings.as_record(),
         **run.about,
         "commits": list(dict.fromkeys(state.commits)),
     }

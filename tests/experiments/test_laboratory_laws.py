@@ -8,9 +8,9 @@ import pytest
 
 import tensorbed
 from experiments.errors import ExperimentError
+from experiments.processes import accelerator_of
 from experiments.sentiment import train as training
 from experiments.sentiment.speed import speeds
-from experiments.settings import Settings
 from experiments.watching import Watch
 
 SOURCE = Path(__file__).parents[2] / "experiments"
@@ -40,10 +40,10 @@ def test_fewer_processes_than_started_are_an_error(monkeypatch):
         def __init__(self, **options):
             pass
 
-    monkeypatch.setattr(training, "Accelerator", Alone)
+    monkeypatch.setattr("accelerate.Accelerator", Alone)
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ExperimentError, match="2 processes were started, accelerate uses 1; start them with torchrun"):
-        training.accelerator_of(Settings("sst5", "tiny"))
+        accelerator_of("fp32")
 
 
 def test_accelerate_launch_that_starts_one_process_of_several_is_an_error(monkeypatch):
@@ -51,7 +51,7 @@ def test_accelerate_launch_that_starts_one_process_of_several_is_an_error(monkey
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     with pytest.raises(ExperimentError, match=r"several processes were asked for and one was started.*torchrun"):
-        training.accelerator_of(Settings("sst5", "tiny"))
+        accelerator_of("fp32")
 
 
 def test_tensorboard_is_asked_for_by_name(monkeypatch, tmp_path):
