@@ -112,7 +112,7 @@ class Sweep:
         wanted = [
             (dataset, row, point)
             for format, row in task.SEARCHED_ROWS[dataset].items()
-            for point in task.GRID
+            for point in task.GRIDS[dataset]
             if not self.smoke and point not in task.points(self.results, dataset, format)
         ]
         return [name for name in pool.map(lambda entry: self.try_point(*entry), wanted) if name]

@@ -29,8 +29,11 @@ PADDED_ROWS = ("full-padded", "full-zero-padded", "TT1-padded")
 PADDED_SEEDS = 2
 
 # Learning rate, and standard deviation of the drawn table (None is Glorot's, as in the paper; 1 is torch's own). The
-# grid is the same for every format; a format is searched with its first row.
-GRID: tuple[tuple[float, float | None], ...] = tuple((lr, std) for std in (None, 1.0) for lr in (7e-4, 2e-3))
+# grid of a dataset is the same for every format; a format is searched with its first row.
+RATES = {"sst5": (7e-4, 2e-3, 5e-3), "imdb": (7e-4, 2e-3)}
+GRIDS: dict[str, tuple[tuple[float, float | None], ...]] = {
+    dataset: tuple((lr, std) for std in (None, 1.0) for lr in rates) for dataset, rates in RATES.items()
+}
 SEARCHED_ROWS = {
     "sst5": {"full": "full", "low_rank": "LR3", "tensor_train": "TT1", "tensor_ring": "TR1"},
     "imdb": {"full": "full", "low_rank": "LR3", "tensor_train": "TT1", "tensor_ring": "TR4"},
@@ -61,7 +64,7 @@ def points(results: Path, dataset: str, format: str) -> dict[tuple[float, float 
     config = f"{dataset}-{SEARCHED_ROWS[dataset][format]}"
     wanted = {
         (lr, std): tried(configured(CONFIGS, config, {**SEARCH_OPTIONS[dataset], "lr": lr, "std": std}))
-        for lr, std in GRID
+        for lr, std in GRIDS[dataset]
     }
     return {point: seen[settings] for point, settings in wanted.items() if settings in seen}
 
@@ -79,7 +82,8 @@ def grids(results: Path) -> dict[tuple[str, str], dict[tuple[float, float | None
 def found(results: Path, dataset: str, format: str) -> tuple[float, float | None] | None:
     """The point with the best validation accuracy, once the whole grid has been tried; of equals the earlier one."""
     scores = points(results, dataset, format)
-    return max(GRID, key=lambda point: scores[point]) if set(GRID) <= set(scores) else None
+    grid = GRIDS[dataset]
+    return max(grid, key=lambda point: scores[point]) if set(grid) <= set(scores) else None
 
 
 def with_found(config: str, options: Mapping[str, Any], results: Path) -> Settings:

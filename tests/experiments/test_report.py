@@ -128,7 +128,7 @@ def test_the_page_needs_nothing_from_elsewhere_and_its_pictures_are_whole():
 
 
 def test_the_search_is_told(tmp_path):
-    for number, point in enumerate(task.GRID):
+    for number, point in enumerate(task.GRIDS["sst5"]):
         append(tmp_path / task.SEARCH_FILE, tried_line("sst5", "tensor_train", *point, 0.4 + number / 100))
     append(tmp_path / task.SEARCH_FILE, {"format": "tensor_ring"})  # what is no point is passed over
     told = markdown(summarise(RUNS, task.grids(tmp_path), task.PAPER))

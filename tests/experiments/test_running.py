@@ -83,7 +83,7 @@ def test_a_smoke_run_leaves_the_checkpoint_of_the_real_one_alone(started, cut, t
 
 def test_a_run_goes_on_with_the_rate_it_began_with_though_a_search_has_ended_since(started, cut, tmp_path):
     cut()
-    for point in task.GRID:
+    for point in task.GRIDS["sst5"]:
         append(tmp_path / "out" / task.SEARCH_FILE, tried_line("sst5", "tensor_train", *point, 0.4))
     started(resume=True)
     (record,) = results(tmp_path / "out")

@@ -55,7 +55,7 @@ def test_every_row_is_run_and_the_search_of_a_set_comes_before_its_rows(tmp_path
     assert made(tmp_path).run(seeds=1) == []
     assert rows(commands) == [(f"{d}-{row}", "0") for d, row, seed in task.runs() if seed == 0]
     kinds = [(c[c.index("--config") + 1].split("-")[0], "--search" in c) for c in commands]
-    grid = 4 * len(task.GRID)
+    grid = 4 * len(task.GRIDS["sst5"])
     imdb, sst5 = [("imdb", True)] * grid, [("sst5", True)] * grid
     imdb_again = imdb  # nothing was written here, so it is still missing
     assert kinds == imdb + [("imdb", False)] * 8 + sst5 + [("sst5", False)] * 13 + imdb_again + [("imdb", False)] * 2
@@ -65,7 +65,7 @@ def test_every_row_is_run_and_the_search_of_a_set_comes_before_its_rows(tmp_path
 def test_what_has_a_result_is_left_out(tmp_path, started):
     commands, _ = started
     done = [(d, row, seed) for d, row, seed in task.runs()][:-2]
-    for dataset, format, point in itertools.product(("sst5", "imdb"), task.SEARCHED_ROWS["imdb"], task.GRID):
+    for dataset, format, point in itertools.product(("sst5", "imdb"), task.SEARCHED_ROWS["imdb"], task.GRIDS["sst5"]):
         append(tmp_path / task.SEARCH_FILE, tried_line(dataset, format, *point, 0.4))
     for dataset, row, seed in done:
         settings = task.settle(f"{dataset}-{row}", {"seed": seed}, tmp_path, smoke=False, search=False)
@@ -96,7 +96,7 @@ def test_rows_wait_for_a_whole_search(tmp_path, started):
     commands, codes = started
     codes["sst5-full"] = 2
     failed = made(tmp_path).run(seeds=1)
-    assert [name.split("-")[0] for name in failed] == ["search"] * len(task.GRID)
+    assert [name.split("-")[0] for name in failed] == ["search"] * len(task.GRIDS["sst5"])
     assert {row.split("-")[0] for row, _ in rows(commands)} == {"imdb"}
 
 
