@@ -73,18 +73,23 @@ class Sweep:
         writable_folder(self.out, "--out")
         writable_folder(self.results, "--results")
         wanted = [entry for entry in task.runs() if seeds is None or entry[2] < seeds]
-        have = {recorded(record) for record in read(self.results / task.RESULTS_FILE)}
-        todo = [entry for entry in wanted if self.settings(*entry) not in have]
-        self.console.print(f"{len(todo)} runs to do, {len(wanted)} in the tables")
+        self.console.print(f"{len(wanted)} runs in the tables, {len(self.without_result(wanted))} of them to do")
         failed: list[str] = []
         with self.stoppable(), ThreadPoolExecutor(self.jobs) as pool:
-            for dataset, rows in stages(todo):
-                missing = self.search(dataset, pool)
+            for dataset, rows in stages(wanted):
+                missing = self.search(dataset, pool) if self.without_result(rows) else []
                 failed += missing
                 if missing:  # rows with rates that were not searched would not be comparable
                     continue
-                failed += [name for name in pool.map(lambda entry: self.one(*entry), rows) if name]
+                # Only now is it known which rates they have, and so whether their results are there.
+                todo = self.without_result(rows)
+                failed += [name for name in pool.map(lambda entry: self.one(*entry), todo) if name]
         return failed
+
+    def without_result(self, entries: Sequence[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+        """Those that have no result of the settings they would have now."""
+        have = {recorded(record) for record in read(self.results / task.RESULTS_FILE)}
+        return [entry for entry in entries if self.settings(*entry) not in have]
 
     def settings(self, dataset: str, row: str, seed: int) -> Settings:
         """What the run would be told now: a result of anything else is not its result."""

@@ -75,6 +75,27 @@ def test_what_has_a_result_is_left_out(tmp_path, started):
     assert len(commands) == 2
 
 
+def test_a_result_is_known_for_one_after_a_search_that_was_lost(tmp_path, started, monkeypatch):
+    """Its rate is the one the search finds: before it, the result seems to be of other settings."""
+    commands, _ = started
+    monkeypatch.setattr(task, "runs", lambda: iter([("sst5", "TT1", 0), ("sst5", "TT1", 1)]))
+    best = task.GRID[-1]
+
+    def lines():
+        for format, point in itertools.product(task.SEARCHED_ROWS["sst5"], task.GRID):
+            yield tried_line("sst5", format, *point, 0.5 if point == best else 0.4)
+
+    for line in lines():
+        append(tmp_path / task.SEARCH_FILE, line)
+    settings = task.settle("sst5-TT1", {"seed": 0}, tmp_path, smoke=False, search=False)
+    append(tmp_path / task.RESULTS_FILE, {"settings": settings.as_record()})
+    (tmp_path / task.SEARCH_FILE).unlink()
+    found = lines()
+    monkeypatch.setattr(Sweep, "try_point", lambda *entry: append(tmp_path / task.SEARCH_FILE, next(found)))
+    assert made(tmp_path).run() == []
+    assert rows(commands) == [("sst5-TT1", "1")]
+
+
 def test_a_result_of_another_configuration_is_no_result(tmp_path, started):
     commands, _ = started
     for dataset, row, seed in task.runs():
