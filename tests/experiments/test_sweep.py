@@ -79,10 +79,10 @@ def test_a_result_is_known_for_one_after_a_search_that_was_lost(tmp_path, starte
     """Its rate is the one the search finds: before it, the result seems to be of other settings."""
     commands, _ = started
     monkeypatch.setattr(task, "runs", lambda: iter([("sst5", "TT1", 0), ("sst5", "TT1", 1)]))
-    best = task.GRID[-1]
+    best = task.GRIDS["sst5"][-1]
 
     def lines():
-        for format, point in itertools.product(task.SEARCHED_ROWS["sst5"], task.GRID):
+        for format, point in itertools.product(task.SEARCHED_ROWS["sst5"], task.GRIDS["sst5"]):
             yield tried_line("sst5", format, *point, 0.5 if point == best else 0.4)
 
     for line in lines():
