@@ -116,18 +116,20 @@ class Sweep:
     def search(self, dataset: str, pool: ThreadPoolExecutor) -> list[str]:
         """What is missing of the grid of each format."""
         wanted = [
-            (dataset, row, point)
+            (dataset, row, point, seed)
             for format, row in task.SEARCHED_ROWS[dataset].items()
-            for point in task.GRID
-            if not self.smoke and point not in task.points(self.results, dataset, format)
+            for point in task.GRIDS[dataset]
+            for seed in range(task.SEARCH_SEEDS[dataset])
+            if not self.smoke and (point, seed) not in task.trials(self.results, dataset, format)
         ]
         return [name for name in pool.map(lambda entry: self.try_point(*entry), wanted) if name]
 
-    def try_point(self, dataset: str, row: str, point: tuple[float, float | None]) -> str | None:
-        """One point of the grid."""
+    def try_point(self, dataset: str, row: str, point: task.Point, seed: int) -> str | None:
+        """One point of the grid, with one seed."""
         rate, std = point
         options = ["--lr", repr(rate), *(["--std", repr(std)] if std is not None else []), "--search"]
-        return self.process(f"search-{dataset}-{row}-{rate:g}-{std or 'glorot'}", [f"{dataset}-{row}", *options], 0)
+        name = f"search-{dataset}-{row}-{rate:g}-{std or 'glorot'}-{seed}"
+        return self.process(name, [f"{dataset}-{row}", *options], seed)
 
     def one(self, dataset: str, row: str, seed: int) -> str | None:
         """One run of the tables."""

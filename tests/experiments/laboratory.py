@@ -23,12 +23,22 @@ def run(*arguments, before=(), **options):
     return done.returncode, done.stdout, done.stderr
 
 
-def tried_line(dataset, format, lr, std, score):
-    """The line of one point of the grid, as a search leaves it."""
+def try_point(folder, dataset, format, point, *scores):
+    """Lines of one point of the grid as a search leaves them, one for each seed; a score alone is that of all."""
+    from experiments.records import append
+    from experiments.sentiment import task
+
+    of_all = range(task.SEARCH_SEEDS[dataset])
+    for seed, score in zip(of_all, scores * len(of_all) if len(scores) == 1 else scores, strict=False):
+        append(folder / task.SEARCH_FILE, tried_line(dataset, format, *point, score, seed))
+
+
+def tried_line(dataset, format, lr, std, score, seed=0):
+    """The line of one point of the grid with one seed."""
     from experiments.sentiment import task
     from experiments.settings import configured
 
-    options = {**task.SEARCH_OPTIONS[dataset], "lr": lr, "std": std}
+    options = {**task.SEARCH_OPTIONS[dataset], "lr": lr, "std": std, "seed": seed}
     settings = task.tried(configured(task.CONFIGS, f"{dataset}-{task.SEARCHED_ROWS[dataset][format]}", options))
     return {"dataset": dataset, "format": format, "val_accuracy": score, "settings": settings.as_record()}
 

@@ -3,13 +3,12 @@
 import math
 
 import pytest
-from laboratory import losses, results, tried_line
+from laboratory import losses, results, try_point
 
 pytest.importorskip("accelerate")
 
 from experiments.checkpoints import NAME
 from experiments.errors import Diverged, ExperimentError
-from experiments.records import append
 from experiments.sentiment import task
 from experiments.sentiment.run import run
 from experiments.sentiment.train import How, Training
@@ -83,8 +82,8 @@ def test_a_smoke_run_leaves_the_checkpoint_of_the_real_one_alone(started, cut, t
 
 def test_a_run_goes_on_with_the_rate_it_began_with_though_a_search_has_ended_since(started, cut, tmp_path):
     cut()
-    for point in task.GRID:
-        append(tmp_path / "out" / task.SEARCH_FILE, tried_line("sst5", "tensor_train", *point, 0.4))
+    for point in task.GRIDS["sst5"]:
+        try_point(tmp_path / "out", "sst5", "tensor_train", point, 0.4)
     started(resume=True)
     (record,) = results(tmp_path / "out")
     assert (record["settings"]["lr"], record["settings"]["std"]) == (1e-3, None)

@@ -2,7 +2,7 @@ import json
 from dataclasses import asdict
 
 import pytest
-from laboratory import tried_line
+from laboratory import tried_line, try_point
 
 pytest.importorskip("accelerate")
 
@@ -123,22 +123,33 @@ def test_the_fingerprint_is_of_the_configuration_not_of_the_seed(row):
 
 
 def test_the_best_point_of_a_whole_grid_is_taken_and_the_earlier_of_equals(tmp_path):
-    scores = dict(zip(task.GRID, [0.3, 0.4, 0.4, 0.2], strict=True))
-    for (rate, std), score in scores.items():
+    scores = dict(zip(task.GRIDS["sst5"], [0.3, 0.4, 0.4, 0.2, 0.2, 0.1], strict=True))
+    for point, score in scores.items():
         assert task.found(tmp_path, "sst5", "tensor_train") is None
-        append(tmp_path / task.SEARCH_FILE, tried_line("sst5", "tensor_train", rate, std, score))
-    rate, std = task.GRID[1]
+        try_point(tmp_path, "sst5", "tensor_train", point, score)
+    rate, std = task.GRIDS["sst5"][1]
     assert task.found(tmp_path, "sst5", "tensor_train") == (rate, std)
     row = task.with_found("sst5-tt2", {}, tmp_path)
     assert (row.lr, row.std) == (rate, std)
     assert task.with_found("sst5-full", {}, tmp_path).lr == 1e-3
 
 
+def test_a_point_is_as_good_as_the_mean_over_its_seeds(tmp_path):
+    first, second, *others = task.GRIDS["sst5"]
+    for point in others:
+        try_point(tmp_path, "sst5", "tensor_train", point, 0.1)
+    try_point(tmp_path, "sst5", "tensor_train", first, 0.5, 0.2, 0.2)
+    try_point(tmp_path, "sst5", "tensor_train", second, 0.4, 0.4)
+    assert task.found(tmp_path, "sst5", "tensor_train") is None  # a seed is missing
+    append(tmp_path / task.SEARCH_FILE, tried_line("sst5", "tensor_train", *second, 0.4, seed=2))
+    assert task.found(tmp_path, "sst5", "tensor_train") == second
+    assert task.points(tmp_path, "sst5", "tensor_train")[first] == pytest.approx(0.3)
+
+
 def searched(folder, best):
     """A whole grid of tensor trains on SST-5."""
-    for point in task.GRID:
-        line = tried_line("sst5", "tensor_train", *point, 0.5 if point == best else 0.4)
-        append(folder / task.SEARCH_FILE, line)
+    for point in task.GRIDS["sst5"]:
+        try_point(folder, "sst5", "tensor_train", point, 0.5 if point == best else 0.4)
 
 
 def test_what_was_found_goes_below_the_rows_own_file_and_the_options(row, tmp_path):
@@ -159,9 +170,9 @@ def test_what_was_found_goes_below_the_rows_own_file_and_the_options(row, tmp_pa
 
 
 def test_points_tried_with_other_settings_do_not_count(tmp_path):
-    searched(tmp_path, task.GRID[0])
+    searched(tmp_path, task.GRIDS["sst5"][0])
     lines = read(tmp_path / task.SEARCH_FILE)
-    assert task.found(tmp_path, "sst5", "tensor_train") == task.GRID[0]
+    assert task.found(tmp_path, "sst5", "tensor_train") == task.GRIDS["sst5"][0]
     lines[0]["settings"]["epochs"] += 1
     (tmp_path / task.SEARCH_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert task.found(tmp_path, "sst5", "tensor_train") is None

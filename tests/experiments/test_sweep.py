@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from laboratory import ROOT, results, tried_line
+from laboratory import ROOT, results, tried_line, try_point
 from rich.console import Console
 
 pytest.importorskip("accelerate")
@@ -55,8 +55,7 @@ def test_every_row_is_run_and_the_search_of_a_set_comes_before_its_rows(tmp_path
     assert made(tmp_path).run(seeds=1) == []
     assert rows(commands) == [(f"{d}-{row}", "0") for d, row, seed in task.runs() if seed == 0]
     kinds = [(c[c.index("--config") + 1].split("-")[0], "--search" in c) for c in commands]
-    grid = 4 * len(task.GRID)
-    imdb, sst5 = [("imdb", True)] * grid, [("sst5", True)] * grid
+    imdb, sst5 = [("imdb", True)] * 4 * 4, [("sst5", True)] * 4 * 6 * 3
     imdb_again = imdb  # nothing was written here, so it is still missing
     assert kinds == imdb + [("imdb", False)] * 8 + sst5 + [("sst5", False)] * 13 + imdb_again + [("imdb", False)] * 2
     assert all(c[0] == sys.executable for c in commands)
@@ -65,8 +64,9 @@ def test_every_row_is_run_and_the_search_of_a_set_comes_before_its_rows(tmp_path
 def test_what_has_a_result_is_left_out(tmp_path, started):
     commands, _ = started
     done = [(d, row, seed) for d, row, seed in task.runs()][:-2]
-    for dataset, format, point in itertools.product(("sst5", "imdb"), task.SEARCHED_ROWS["imdb"], task.GRID):
-        append(tmp_path / task.SEARCH_FILE, tried_line(dataset, format, *point, 0.4))
+    for dataset, rows_of in task.SEARCHED_ROWS.items():
+        for format, point in itertools.product(rows_of, task.GRIDS[dataset]):
+            try_point(tmp_path, dataset, format, point, 0.4)
     for dataset, row, seed in done:
         settings = task.settle(f"{dataset}-{row}", {"seed": seed}, tmp_path, smoke=False, search=False)
         append(tmp_path / task.RESULTS_FILE, {"settings": settings.as_record()})
@@ -79,11 +79,11 @@ def test_a_result_is_known_for_one_after_a_search_that_was_lost(tmp_path, starte
     """Its rate is the one the search finds: before it, the result seems to be of other settings."""
     commands, _ = started
     monkeypatch.setattr(task, "runs", lambda: iter([("sst5", "TT1", 0), ("sst5", "TT1", 1)]))
-    best = task.GRID[-1]
+    best = task.GRIDS["sst5"][-1]
 
     def lines():
-        for format, point in itertools.product(task.SEARCHED_ROWS["sst5"], task.GRID):
-            yield tried_line("sst5", format, *point, 0.5 if point == best else 0.4)
+        for format, point, seed in itertools.product(task.SEARCHED_ROWS["sst5"], task.GRIDS["sst5"], range(3)):
+            yield tried_line("sst5", format, *point, 0.5 if point == best else 0.4, seed)
 
     for line in lines():
         append(tmp_path / task.SEARCH_FILE, line)
@@ -117,7 +117,7 @@ def test_rows_wait_for_a_whole_search(tmp_path, started):
     commands, codes = started
     codes["sst5-full"] = 2
     failed = made(tmp_path).run(seeds=1)
-    assert [name.split("-")[0] for name in failed] == ["search"] * len(task.GRID)
+    assert [name.split("-")[0] for name in failed] == ["search"] * 6 * 3
     assert {row.split("-")[0] for row, _ in rows(commands)} == {"imdb"}
 
 
