@@ -101,7 +101,7 @@ def report(
 
     source = results / task.RESULTS_FILE
     everything = read(source)
-    lines = task.in_tables(everything)
+    lines = task.in_tables(everything, results)
     left_out = len(everything) - len(lines)
     others = f"; {left_out} lines are no runs of the tables as they are configured now" if left_out else ""
     if not lines:

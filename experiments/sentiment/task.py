@@ -135,16 +135,21 @@ def changed(row: Settings, settings: Settings, given: Mapping[str, Any]) -> str:
     return "-".join([settings.row, *(f"{name}={given[name]}" for name in names)])
 
 
-def in_tables(records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def in_tables(records: Iterable[Mapping[str, Any]], results: Path) -> list[Mapping[str, Any]]:
     """The lines that are runs of the tables' rows as they are configured today.
 
-    Seeds of a row have to agree in the rate and the deviation that were found too: those of its last line count.
+    Seeds of a row have to agree in the rate and the deviation too: those count that the search has found, or, where
+    it has not ended or no such run was made, those of the row's last line.
     """
-    known = {(dataset, row): configured(CONFIGS, f"{dataset}-{row}", {}) for dataset, row, _ in runs()}
-    kept: defaultdict[tuple[str, str], list[tuple[str, Mapping[str, Any]]]] = defaultdict(list)
+    known = {(dataset, row): with_found(f"{dataset}-{row}", {}, results) for dataset, row, _ in runs()}
+    kept: defaultdict[tuple[str, str], list[tuple[Settings, Mapping[str, Any]]]] = defaultdict(list)
     for record in records:
         settings = recorded(record)
         row = None if settings is None else known.get((settings.dataset, settings.row))
         if settings and row and replace(settings, lr=row.lr, std=row.std, seed=row.seed) == row:
-            kept[settings.dataset, settings.row].append((settings.fingerprint(), record))
-    return [record for lines in kept.values() for fingerprint, record in lines if fingerprint == lines[-1][0]]
+            kept[settings.dataset, settings.row].append((replace(settings, seed=row.seed), record))
+    ended = {key for key, row in known.items() if found(results, row.dataset, row.format)}
+    counted = {
+        key: known[key] if key in ended and known[key] in dict(lines) else lines[-1][0] for key, lines in kept.items()
+    }
+    return [record for key, lines in kept.items() for settings, record in lines if settings == counted[key]]

@@ -80,7 +80,7 @@ def test_the_laboratorys_own_share_of_the_time_is_told():
     )
 
 
-def test_only_runs_of_the_rows_as_they_are_configured_stand_in_the_tables():
+def test_only_runs_of_the_rows_as_they_are_configured_stand_in_the_tables(tmp_path):
     lines = [
         record("sst5", "TT1", 0, 0.42),
         record("sst5", "TT1", 1, 0.43),
@@ -88,10 +88,26 @@ def test_only_runs_of_the_rows_as_they_are_configured_stand_in_the_tables():
         {**record("sst5", "TT1", 0, 0.99), "settings": {**record("sst5", "TT1", 0, 0.99)["settings"], "row": "mine"}},
         {"row": "TT1"},
     ]
-    assert task.in_tables(lines) == lines[:2]
+    assert task.in_tables(lines, tmp_path) == lines[:2]
     faster = record("sst5", "TT1", 2, 0.44)
     faster["settings"]["lr"] = 0.5  # found by a later search: the seeds before it do not belong to it
-    assert task.in_tables([*lines, faster]) == [faster]
+    assert task.in_tables([*lines, faster], tmp_path) == [faster]
+
+
+def test_of_runs_with_several_rates_those_of_the_rate_that_was_found_stand_in_the_tables(tmp_path):
+    found, left = task.GRIDS["sst5"][1], task.GRIDS["sst5"][2]
+    for point in task.GRIDS["sst5"]:
+        try_point(tmp_path, "sst5", "tensor_train", point, 0.5 if point == found else 0.4)
+
+    def line(row, point, seed):
+        made = record("sst5", row, seed, 0.4)
+        made["settings"] |= {"lr": point[0], "std": point[1]}
+        return made
+
+    of_found = [line("TT1", found, seed) for seed in range(2)]
+    later = line("TT1", left, 0)  # of a search that found something else, or by hand
+    alone = line("TT2", left, 0)
+    assert task.in_tables([*of_found, later, alone], tmp_path) == [*of_found, alone]
 
 
 @pytest.mark.parametrize(
