@@ -33,7 +33,7 @@ PADDED_SEEDS = 2
 # grid of a dataset is the same for every format; a format is searched with its first row. On the small validation set
 # of SST-5 one seed tells points apart by chance: theirs are means.
 Point = tuple[float, float | None]
-RATES = {"sst5": (7e-4, 2e-3, 5e-3), "imdb": (7e-4, 2e-3)}
+RATES = {"sst5": (7e-4, 2e-3, 5e-3, 1e-2), "imdb": (7e-4, 2e-3)}
 GRIDS: dict[str, tuple[Point, ...]] = {
     dataset: tuple((lr, std) for std in (None, 1.0) for lr in rates) for dataset, rates in RATES.items()
 }

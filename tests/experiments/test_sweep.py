@@ -55,7 +55,7 @@ def test_every_row_is_run_and_the_search_of_a_set_comes_before_its_rows(tmp_path
     assert made(tmp_path).run(seeds=1) == []
     assert rows(commands) == [(f"{d}-{row}", "0") for d, row, seed in task.runs() if seed == 0]
     kinds = [(c[c.index("--config") + 1].split("-")[0], "--search" in c) for c in commands]
-    imdb, sst5 = [("imdb", True)] * 4 * 4, [("sst5", True)] * 4 * 6 * 3
+    imdb, sst5 = [("imdb", True)] * 4 * 4, [("sst5", True)] * 4 * 8 * 3
     imdb_again = imdb  # nothing was written here, so it is still missing
     assert kinds == imdb + [("imdb", False)] * 8 + sst5 + [("sst5", False)] * 13 + imdb_again + [("imdb", False)] * 2
     assert all(c[0] == sys.executable for c in commands)
@@ -117,7 +117,7 @@ def test_rows_wait_for_a_whole_search(tmp_path, started):
     commands, codes = started
     codes["sst5-full"] = 2
     failed = made(tmp_path).run(seeds=1)
-    assert [name.split("-")[0] for name in failed] == ["search"] * 6 * 3
+    assert [name.split("-")[0] for name in failed] == ["search"] * 8 * 3
     assert {row.split("-")[0] for row, _ in rows(commands)} == {"imdb"}
 
 
