@@ -24,8 +24,8 @@ def html(summary: Summary) -> str:
     """Everything in one file: no script, nothing from elsewhere."""
     sections = [section(dataset, entries, summary) for dataset, entries in summary.tables.items()]
     sections += [
-        f"<h2>{TITLES[dataset]}, padded</h2>{entry_table(entries, summary.entry(dataset, 'full'))}"
-        for dataset, entries in summary.padded.items()
+        f"<h2>{TITLES[dataset]}, beside the table</h2>{entry_table(entries, summary.entry(dataset, 'full'))}"
+        for dataset, entries in summary.beside.items()
     ]
     return page(
         "Sentiment with full and compressed tables",

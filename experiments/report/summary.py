@@ -39,7 +39,7 @@ class Entry:
     overhead: float
     lr: float
     std: float | None
-    padded: int | None  # to so many tokens
+    apart: str | None  # in what a row beside the tables differs from theirs
 
     @property
     def mean(self) -> float:
@@ -57,7 +57,7 @@ class Summary:
     """All tables, and with what they were measured."""
 
     tables: dict[str, tuple[Entry, ...]]
-    padded: dict[str, tuple[Entry, ...]]  # variants with padding, beside the tables
+    beside: dict[str, tuple[Entry, ...]]  # rows of the tables with one thing changed
     grids: Grids
     about: Mapping[str, Any]
 
@@ -85,8 +85,8 @@ def summarise(records: Iterable[Mapping[str, Any]], grids: Grids, paper: Path) -
         for row in ordered({row for name, row in groups if name == dataset})
     ]
     return Summary(
-        by_dataset(entry for entry in entries if entry.padded is None),
-        by_dataset(entry for entry in entries if entry.padded is not None),
+        by_dataset(entry for entry in entries if entry.apart is None),
+        by_dataset(entry for entry in entries if entry.apart is not None),
         grids,
         {"versions": last.get("versions"), "machine": last.get("machine"), "commits": list(commits)},
     )
@@ -122,8 +122,8 @@ def by_dataset(entries: Iterable[Entry]) -> dict[str, tuple[Entry, ...]]:
 
 
 def ordered(rows: Iterable[str]) -> list[str]:
-    """As in the paper, anything else after it."""
-    return sorted(rows, key=lambda row: (ORDER.index(row) if row in ORDER else len(ORDER), row))
+    """As in the paper, and each kind of variant after it in the same order."""
+    return sorted(rows, key=lambda row: (row.removeprefix(base(row)), ORDER.index(base(row))))
 
 
 def entry_of(dataset: str, row: str, runs: Mapping[int, Mapping[str, Any]], paper: float | None) -> Entry:
@@ -148,13 +148,22 @@ def entry_of(dataset: str, row: str, runs: Mapping[int, Mapping[str, Any]], pape
         overhead=median(run["overhead"] for run in of),
         lr=settings["lr"],
         std=settings["std"],
-        padded=settings.get("pad_to"),
+        apart=apart(row, settings),
     )
 
 
 def base(row: str) -> str:
     """The row of the paper's tables it is, or is a variant of: ``full`` for ``full-padded``."""
     return row.split("-")[0]
+
+
+def apart(row: str, settings: Mapping[str, Any]) -> str | None:
+    """What the row of a variant has that the tables' have not; none for theirs."""
+    if base(row) == row:
+        return None
+    if settings["pad_to"]:
+        return f"texts padded to {settings['pad_to']} tokens"
+    return f"at most {settings['epochs']} epochs, stopped when {settings['patience']} have not improved"
 
 
 def factors(numbers: Iterable[int]) -> str:
@@ -179,14 +188,13 @@ def findings(summary: Summary) -> list[str]:
                     f"{best.ratio:.0f}, has test accuracy {best.mean:.3f}, {points(best.mean - full.mean)} the full "
                     f"table's {full.mean:.3f} ({counted(len(best.test), 'seed')}, full {len(full.test)})."
                 )
-    for dataset, entries in summary.padded.items():
+    for dataset, entries in summary.beside.items():
         for entry in entries:
             fair = summary.entry(dataset, base(entry.row))
             if fair is not None:
                 said.append(
-                    f"{TITLES[dataset]}: {entry.row}, texts padded to {entry.padded} tokens, "
-                    f"has {entry.mean:.3f} ({counted(len(entry.test), 'seed')}), "
-                    f"{points(entry.mean - fair.mean)} {fair.row} without padding."
+                    f"{TITLES[dataset]}: {entry.row}, {entry.apart}, has {entry.mean:.3f} "
+                    f"({counted(len(entry.test), 'seed')}), {points(entry.mean - fair.mean)} {fair.row}."
                 )
     return [*said, *overheads(summary)]
 

@@ -66,12 +66,22 @@ def test_padded_rows_stand_beside_the_tables_with_the_papers_number_of_their_row
     padded = [record("sst5", "full-padded", 0, 0.37, 0.99), record("sst5", "TT1-padded", 0, 0.39, 0.99)]
     summary = summarise([*RUNS, *padded], {}, task.PAPER)
     assert [entry.row for entry in summary.tables["sst5"]] == ["full", "TT1", "TT2"]
-    assert [(entry.row, entry.paper) for entry in summary.padded["sst5"]] == (
-        [("TT1-padded", 0.415), ("full-padded", 0.374)]
+    assert [(entry.row, entry.paper) for entry in summary.beside["sst5"]] == (
+        [("full-padded", 0.374), ("TT1-padded", 0.415)]
     )
     assert "the tensor-train row that is best on validation, TT1 at" in findings(summary)[0]
-    assert any("full-padded" in said and "3.0 points below full without padding" in said for said in findings(summary))
-    assert "SST-5, padded" in html(summary)
+    assert any("full-padded" in said and "3.0 points below full." in said for said in findings(summary))
+    assert "SST-5, beside the table" in html(summary)
+
+
+def test_long_rows_stand_beside_the_tables_after_one_another():
+    long = [record("sst5", row, 0, 0.37) for row in ("TT1-long", "full-long", "full-padded")]
+    summary = summarise([*RUNS, *long], {}, task.PAPER)
+    assert [entry.row for entry in summary.beside["sst5"]] == ["full-long", "TT1-long", "full-padded"]
+    assert any(
+        "full-long, at most 16 epochs, stopped when 4 have not improved, has 0.370" in said
+        for said in findings(summary)
+    )
 
 
 def test_the_laboratorys_own_share_of_the_time_is_told():
