@@ -34,7 +34,7 @@ def test_every_run_of_the_tables_has_a_file_and_every_file_a_run():
 
 def test_the_imdb_rows_of_the_claim_come_first_then_every_sst_row_seed_by_seed():
     order = [(dataset, seed) for dataset, _, seed in task.runs()]
-    tables = [("imdb", 0)] * 8 + [("sst5", seed) for seed in range(5) for _ in range(10)]
+    tables = [("imdb", 0)] * 8 + [("sst5", seed) for seed in range(10) for _ in range(10)]
     beside = [("sst5", seed) for seed in range(2) for _ in range(3)] + [("sst5", s) for s in range(5) for _ in range(4)]
     assert order == tables + beside + [("imdb", 0)] * 2
 
