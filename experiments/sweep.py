@@ -115,12 +115,16 @@ class Sweep:
 
     def search(self, dataset: str, pool: ThreadPoolExecutor) -> list[str]:
         """What is missing of the grid of each format."""
+        if self.smoke:
+            return []
+        rows = task.SEARCHED_ROWS[dataset]
+        have = {row: task.trials(self.results, dataset, format) for format, row in rows.items()}
         wanted = [
             (dataset, row, point, seed)
-            for format, row in task.SEARCHED_ROWS[dataset].items()
+            for row in rows.values()
             for point in task.GRIDS[dataset]
             for seed in range(task.SEARCH_SEEDS[dataset])
-            if not self.smoke and (point, seed) not in task.trials(self.results, dataset, format)
+            if (point, seed) not in have[row]
         ]
         return [name for name in pool.map(lambda entry: self.try_point(*entry), wanted) if name]
 

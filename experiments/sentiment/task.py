@@ -69,11 +69,9 @@ def trials(results: Path, dataset: str, format: str) -> dict[tuple[Point, int], 
     """Validation accuracy of each point and seed of a format's grid that has been tried, with the settings of today."""
     lines = [record for record in read(results / SEARCH_FILE) if isinstance(record.get("val_accuracy"), float)]
     seen = {recorded(record): record["val_accuracy"] for record in lines}
-    config = f"{dataset}-{SEARCHED_ROWS[dataset][format]}"
+    searched = configured(CONFIGS, f"{dataset}-{SEARCHED_ROWS[dataset][format]}", SEARCH_OPTIONS[dataset])
     wanted = {
-        ((lr, std), seed): tried(
-            configured(CONFIGS, config, {**SEARCH_OPTIONS[dataset], "lr": lr, "std": std, "seed": seed})
-        )
+        ((lr, std), seed): tried(replace(searched, lr=lr, std=std, seed=seed))
         for lr, std in GRIDS[dataset]
         for seed in range(SEARCH_SEEDS[dataset])
     }
