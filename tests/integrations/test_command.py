@@ -93,7 +93,7 @@ def test_a_budget_is_kept(made, tmp_path):
 
 def test_nothing_is_overwritten_without_force(made, tmp_path):
     out = tmp_path / "out"
-    shutil.copytree(made / "bert", out)
+    shutil.copytree(made / "small", out)
     (out / "note.txt").write_text("mine")
     before = files(out)
     command = ("compress", made / "bert", out, "--format", "int8", *SMALL)
@@ -101,14 +101,14 @@ def test_nothing_is_overwritten_without_force(made, tmp_path):
     assert files(out) == before
     run(*command, "--force")
     assert "note.txt" not in files(out)
-    assert folders.opened(out).is_compressed
+    assert folders.opened(out).config["architectures"] == ["BertModel"]
     assert os.listdir(tmp_path) == ["out"]
 
 
-def test_force_replaces_only_folders_of_models(made, tmp_path):
+def test_force_replaces_only_folders_of_its_own(made, tmp_path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "one.jpg").touch()
-    assert "is no folder of a model" in refused("compress", made / "bert", tmp_path / "photos", *SMALL, "--force")
+    assert "was not written by tensorbed" in refused("compress", made / "bert", tmp_path / "photos", *SMALL, "--force")
     (tmp_path / "file").touch()
     assert "is a file" in refused("compress", made / "bert", tmp_path / "file", "--force")
     inside = refused("compress", made / "bert", made / "bert" / "out", "--force")
@@ -121,7 +121,7 @@ def test_force_replaces_only_folders_of_models(made, tmp_path):
 def test_an_error_while_saving_leaves_what_was_there(made, tmp_path, monkeypatch, there):
     out = tmp_path / "out"
     if there:
-        shutil.copytree(made / "bert", out)
+        shutil.copytree(made / "small", out)
     before = files(tmp_path)
 
     def fail(*args, **options):

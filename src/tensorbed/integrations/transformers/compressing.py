@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from tensorbed.convert import compress_
 from tensorbed.finding import MIN_ROWS, Formats
 from tensorbed.integrations.transformers.folders import (
     Folder,
+    Rest,
     check_target,
-    copy_rest,
     load_model,
     load_tokenizer,
     opened,
     put_in_place,
     quiet,
+    refuse_adapter,
+    rest_of,
     token_limit,
 )
 from tensorbed.nn.head import Head
@@ -90,6 +93,8 @@ def compress_folder(
     check_target(out, source, force)
     if folder.is_compressed:
         raise ValueError(f"{source} is compressed already; compress the model it was made of.")
+    refuse_adapter(folder.place)
+    rest = rest_of(folder)
     model, notes = load_model(folder)
     read = None if calibrate is None else _reader(folder, calibrate)
     where: Any = {"min_rows": min_rows, "skip": skip, "tied": "untie" if untie else "keep"}
@@ -100,8 +105,10 @@ def compress_folder(
         raise ValueError(f"{source}: {report.warnings[0]} Lower --min-rows (min_rows) if a table is too small.")
     heads = {e.names[0]: e.error for e in report.entries if any(_is_head(model, name) for name in e.names)}
     notes += _notes_on_heads(heads, formats, calibrate is not None)
+    check_target(out, source, force)  # again: fits take minutes
     with put_in_place(out) as part:
-        notes += _written(folder, model, part)
+        _write(folder, rest, model, part)
+    notes += rest.notes
     after = opened(out).weight_bytes
     return CompressedFolder(source, out, report, folder.weight_bytes, after, tuple(notes))
 
@@ -161,11 +168,13 @@ def _safer(name: str, formats: Formats) -> list[str]:
     return [f"--format hot, {one.ratio:.1f} times smaller, is the nearest that is safer" for one in hot]
 
 
-def _written(folder: Folder, model: Any, part: Path) -> list[str]:
+def _write(folder: Folder, rest: Rest, model: Any, part: Path) -> None:
     """The rest of the folder first, so that what the model itself saves prevails."""
-    left = copy_rest(folder, part)
-    with quiet():
-        model.save_pretrained(part / folder.inside)
-        if folder.gguf:
-            load_tokenizer(folder).save_pretrained(part / folder.inside)
-    return [f"{name} was not copied: it is larger than what belongs to a tokenizer." for name in left]
+    rest.copy(folder.root, part)
+    try:
+        with quiet():
+            model.save_pretrained(part / folder.inside)
+            if folder.gguf:
+                load_tokenizer(folder).save_pretrained(part / folder.inside)
+    except SafetensorError as error:  # which is no OSError, not even of a full disk
+        raise OSError(f"the weights cannot be written to {part}: {error}") from error

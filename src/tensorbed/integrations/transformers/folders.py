@@ -10,12 +10,14 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePath
+from typing import Any, NoReturn
 
 import transformers
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
+
+from tensorbed.integrations.transformers.paths import leads_outside, path_below
 
 # Weights, of any framework, and what indexes them.
 _WEIGHTS = (
@@ -51,6 +53,12 @@ class Folder:
         """Where the model itself is."""
         return self.root / self.inside
 
+    def is_of_module(self, file: PurePath) -> bool:
+        """Whether a file below the root is that of another module: the nearest folder of one has it."""
+        above = [module for module in (self.inside, *(self.modules or ())) if file.is_relative_to(module)]
+        nearest = max(above, key=lambda module: len(PurePath(module).parts), default=self.inside)
+        return nearest != self.inside
+
     @property
     def is_compressed(self) -> bool:
         quantization = self.config.get("quantization_config")
@@ -78,6 +86,7 @@ def opened(path: str | os.PathLike[str]) -> Folder:
     ggufs = sorted(place.glob("*.gguf"))
     dense = list(place.glob("*.safetensors")) + list(place.glob("*.bin"))
     if len(ggufs) == 1 and not dense:
+        refuse_adapter(place)  # for it transformers would load another model, wherever that is
         return Folder(root, first, {}, ggufs[0].name, others)
     if not (place / "config.json").is_file():
         more = f"; it has {len(ggufs)} GGUF files, where one alone would do" if ggufs else ""
@@ -85,24 +94,49 @@ def opened(path: str | os.PathLike[str]) -> Folder:
     config = _json(place / "config.json")
     if not isinstance(config, dict):
         raise ValueError(f"{place / 'config.json'} is not a config: it holds a {type(config).__name__}.")
+    _check_weight_paths(place, config)
     return Folder(root, first, config, None, others)
 
 
 def _modules(root: Path) -> tuple[str, tuple[str, ...] | None]:
     """Of sentence-transformers: the folder of the model and those of the modules after it."""
-    if not (root / "modules.json").is_file():
+    file = root / "modules.json"
+    if not file.is_file():
         return "", None
     try:
-        paths = [str(one["path"]) for one in _json(root / "modules.json")]
+        named = [module["path"] for module in _json(file)]
     except (LookupError, TypeError):
-        raise ValueError(f"{root / 'modules.json'} is not a list of modules with a path each.") from None
-    return (paths[0], tuple(paths[1:])) if paths else ("", ())
+        raise ValueError(f"{file} is not a list of modules with a path each.") from None
+    paths = dict.fromkeys(path_below(root, path, file) for path in named)
+    first, *others = paths or [""]
+    return first, tuple(others)
+
+
+def refuse_adapter(place: Path) -> None:
+    """Where there is one transformers saves it alone, without the model."""
+    if (place / "adapter_config.json").exists():
+        raise ValueError(f"{place} has an adapter, adapter_config.json; merge it into its model, and give that folder.")
+
+
+def _check_weight_paths(place: Path, config: dict[str, Any]) -> None:
+    """transformers takes the names of files as they stand, in an index of shards and in a config."""
+    indexes = set(place.glob("*.index.json"))
+    if (explicit := config.get("transformers_weights")) is not None:
+        file = place / path_below(place, explicit, place / "config.json")
+        indexes |= {file} if file.name.endswith(".index.json") else set()
+    for index in indexes:
+        try:
+            shards = set(_json(index)["weight_map"].values())
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            continue  # no index; if it is to be read, transformers will say so
+        for shard in shards:
+            path_below(place, shard, index)
 
 
 def _json(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{file} is damaged: {error}.") from None
 
 
@@ -110,7 +144,8 @@ def load_model(folder: Folder) -> tuple[PreTrainedModel, list[str]]:
     """The model, of the class that its config names and in the dtype of its file, and what the user should know."""
     options: dict[str, Any] = {"dtype": "auto", "local_files_only": True, "output_loading_info": True}
     notes = []
-    named = str(next(iter(folder.config.get("architectures") or ()), ""))
+    architectures = folder.config.get("architectures")
+    named = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     kind: Any = getattr(transformers, named, None) if named.isidentifier() else None
     if folder.gguf:
         kind, options["gguf_file"] = AutoModelForCausalLM, folder.gguf
@@ -181,22 +216,80 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def copy_rest(folder: Folder, to: Path) -> list[str]:
-    """Everything but the model's weights and hidden folders; what else was left behind for its size."""
-    left = []
-    for base, folders, files in os.walk(folder.root):
-        folders[:] = [one for one in folders if not one.startswith(".") and one != "__pycache__"]
-        inside = Path(base).relative_to(folder.root)
-        for file in files:
-            path = Path(base) / file
-            if file.endswith(_WEIGHTS) and str(inside) not in (folder.modules or ()):
-                continue
-            if path.stat().st_size > _LARGE and not file.endswith(_WEIGHTS):
-                left.append(str(inside / file))
-                continue
-            (to / inside).mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, to / inside / file)
-    return left
+@dataclass(frozen=True)
+class Rest:
+    """What a folder has besides the model's weights: files to copy, below its root, and what stays behind and why."""
+
+    files: tuple[PurePath, ...]
+    notes: tuple[str, ...]
+
+    def copy(self, root: Path, to: Path) -> None:
+        for file in self.files:
+            (to / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(root / file, to / file)
+
+
+def rest_of(folder: Folder) -> Rest:
+    """All files of other modules; of the others those that are neither weights nor large nor in hidden folders.
+
+    Links that lead out of the folder are refused, those of the model's own weights too: what they point to would be
+    in the result.
+    """
+    files, notes = [], []
+    for base, folders, names in os.walk(folder.root, onerror=_raise):
+        inside = PurePath(os.path.relpath(base, folder.root))
+        for name in folders:
+            if (Path(base) / name).is_symlink():
+                _check_folder_link(folder, inside / name)
+                notes.append(f"{inside / name} was not copied: it is a link to a folder.")
+        folders[:] = [name for name in folders if not _is_hidden(folder, inside / name)]
+        for file in (inside / name for name in names):
+            if not file.name.endswith(_WEIGHTS) or folder.is_of_module(file):
+                why = _why_left(folder, file)
+                notes += [f"{file} was not copied: it is {why}."] if why else []
+                files += [] if why else [file]
+    for suffix in (*_LOADED, ".index.json"):
+        for path in folder.place.glob(f"*{suffix}"):
+            _check_file_link(folder, path.relative_to(folder.root))
+    return Rest(tuple(files), tuple(notes))
+
+
+def _raise(error: OSError) -> NoReturn:
+    raise error
+
+
+def _is_hidden(folder: Folder, place: PurePath) -> bool:
+    """Unless it is of another module, or on the way to one."""
+    modules = folder.modules or ()
+    named = any(PurePath(module).is_relative_to(place) for module in (folder.inside, *modules))
+    named = named or any(module and place.is_relative_to(module) for module in modules)
+    return (place.name.startswith(".") or place.name == "__pycache__") and not named
+
+
+def _why_left(folder: Folder, file: PurePath) -> str:
+    """Empty for one that is copied."""
+    path = folder.root / file
+    if not path.is_file():
+        return "a link to nothing" if path.is_symlink() else "no ordinary file"
+    _check_file_link(folder, file)
+    large = path.stat().st_size > _LARGE and not folder.is_of_module(file)
+    return "larger than what belongs to a tokenizer" if large else ""
+
+
+def _check_file_link(folder: Folder, file: PurePath) -> None:
+    path = folder.root / file
+    if leads_outside(folder.root, path):
+        raise ValueError(
+            f"{file} is a link to {os.path.realpath(path)}, outside of {folder.root}; put the file itself there, or "
+            "remove the link."
+        )
+
+
+def _check_folder_link(folder: Folder, link: PurePath) -> None:
+    """A module that is behind one would be left out."""
+    modules = (folder.inside, *(folder.modules or ()))
+    if folder.is_of_module(link) or any(PurePath(module).is_relative_to(link) for module in modules):
+        raise ValueError(f"{link} is a link to a folder, and a module needs it; put the folder itself there.")
 
 
 def left_of(out: Path) -> Path | None:
@@ -223,10 +316,18 @@ def check_target(out: Path, source: Path, force: bool) -> None:
         raise FileExistsError(f"{out} is a file; name a folder.")
     if not force:
         raise FileExistsError(f"{out} exists already; --force (force=True) replaces it.")
-    if not any((here / one).is_file() for one in ("config.json", "modules.json")):
+    if not _is_ours(here):
         raise FileExistsError(
-            f"{out} is no folder of a model and is not replaced; remove it yourself, or name another."
+            f"{out} was not written by tensorbed, its config.json has no quant_method tensorbed, and so it is not "
+            "replaced; remove it yourself, or name another."
         )
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return opened(folder).is_compressed
+    except (OSError, ValueError):
+        return False
 
 
 @contextmanager
