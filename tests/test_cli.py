@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,10 +9,11 @@ import torch
 from typer.testing import CliRunner
 
 import tensorbed
-from tensorbed import native
+from tensorbed import native, terminal
 from tensorbed.cli import app
 from tensorbed.info import info
 from tensorbed.inspection import inspect
+from tensorbed.printable import printable
 
 COMPILED = SimpleNamespace(
     isa="avx2", isas=("baseline", "avx2", "avx512"), openmp=True, nanobind="3.1.0", __file__="/lib/_native.so"
@@ -178,3 +180,108 @@ def test_no_arguments_show_the_help():
     assert result.exit_code == 2
     assert "tensorbed compress all-MiniLM-L6-v2" in result.stdout
     assert result.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("plan", f"{'9' * 400}x16", "--ratio", "2"), 1, "are more than a table can have"),
+        (("plan", f"{'9' * 5000}x16", "--ratio", "2"), 1, "more numbers than one can have"),
+        (("plan", f"16x{'9' * 5000}", "--ratio", "2"), 1, "more numbers than one can have"),
+        (("plan", "12x3", "--budget", "9" * 400), 2, "budget=9999"),
+        (("plan", "12x3", "--budget", "9" * 5000), 2, "budget=9999"),
+        (("plan", "12x3", "--budget", f"{'9' * 400}.5GB"), 2, "budget=9999"),
+        (("plan", "12x3", "--budget", "0.5B"), 2, "at least 1 byte"),
+        (("plan", "12x3", "--ratio", "9" * 400), 2, "ratio=inf"),
+        (("plan", "12x3", "--ratio", "2", "--min-rows", "9" * 5000), 2, "min-rows"),
+    ],
+)
+def test_numbers_of_many_digits_are_told_in_a_line(arguments, code, said):
+    result = CliRunner().invoke(app, arguments)
+    assert (result.exit_code, result.stdout) == (code, "")
+    (line,) = result.stderr.splitlines()
+    assert said in line
+    assert len(line) < 2500
+
+
+def test_a_budget_is_exact():
+    found = CliRunner().invoke(app, ["plan", "1000x16", "--budget", "9007199254740.993kB", "--json"]).output
+    assert json.loads(found)["allowed"] == 9_007_199_254_740_993
+
+
+EVIL = "\x1b]0;title\x07\x1b[2J\x9b1m[red]:dog:\u202e\nwords  Embedding  fine\r\udcff"
+
+
+def shown_only(text):
+    assert not set(text) & set("\x1b\x07\x9b\u202e\r\udcff")
+    return "\\x1b]0;title\\x07\\x1b[2J\\x9b1m[red]:dog:\\u202e" in text
+
+
+def test_names_in_files_do_not_command_the_terminal(tmp_path):
+    name = EVIL.removesuffix("\udcff")  # JSON in a file has none
+    path = tmp_path / "names.safetensors"
+    words = tensorbed.Embedding(300, 16, tensorbed.LowRank(rank=4))
+    tensorbed.save(torch.nn.ModuleDict({name: words}), path)
+    result = CliRunner().invoke(app, ["inspect", str(path)])
+    assert result.exit_code == 0
+    assert shown_only(result.stdout)
+    assert len(result.stdout.splitlines()) == 2
+    (layer,) = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).stdout)["layers"]
+    assert layer["name"] == name
+    with torch.no_grad():
+        words.u[0] = torch.nan
+    tensorbed.save(torch.nn.ModuleDict({name: words}), path)
+    assert len(CliRunner().invoke(app, ["inspect", str(path)]).stdout.splitlines()) == 3
+
+
+def test_messages_do_not_command_the_terminal():
+    for arguments, code in ((["inspect", EVIL], 1), (["plan", EVIL, "--ratio", "2"], 2), ([EVIL], 2)):
+        result = CliRunner().invoke(app, arguments)
+        assert result.exit_code == code
+        assert shown_only(result.stderr)
+        assert len(result.stderr.splitlines()) == 1
+
+
+def test_tables_for_people_have_no_markup(capsys):
+    entry = SimpleNamespace(
+        names=(EVIL, "[bold]x[/bold]\\"),
+        format="[blue]",
+        rows=3,
+        cols=2,
+        error=None,
+        ratio=2.0,
+        bytes_before=8,
+        bytes_after=4,
+    )
+    report = SimpleNamespace(
+        entries=[entry], left={EVIL: "[/]"}, warnings=[EVIL], ratio=2.0, bytes_before=8, bytes_after=4
+    )
+    done = SimpleNamespace(report=report, notes=[EVIL], out=EVIL, source="[x]", disk_before=8, disk_after=4)
+    terminal.show_compressed(done)
+    text = capsys.readouterr().out
+    assert shown_only(text.replace("\n", ""))
+    for plain in ("[bold]x[/bold]\\", "[blue]", ", [/]", "--against '[x]'"):
+        assert plain in text
+    found = SimpleNamespace(
+        texts=1, cut=0, tokens=1, outputs="x", mean_cosine=1.0, worst_cosine=1.0, worst_text=EVIL, perplexity=None
+    )
+    terminal.show_verified(SimpleNamespace(**vars(found), notes=["[red]note"]))
+    text = capsys.readouterr().out
+    assert shown_only(text)
+    assert "note: [red]note" in text
+
+
+def test_characters_that_are_shown_stay():
+    for text in ("schön 文字　句\u00a0🐕", "▁▂▃", ""):
+        assert printable(text) == text
+    assert printable("a\tb\x7f\u2028\u200b") == "a\\tb\\x7f\\u2028\\u200b"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a file of Linux")
+def test_a_full_disk_under_the_output_is_told_in_a_line():
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [sys.executable, "-m", "tensorbed", "info"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert result.returncode == 1
+    assert result.stderr == "tensorbed: [Errno 28] No space left on device\n"

@@ -9,10 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -38,12 +37,15 @@ from tensorbed.structures.tensor_train import TensorTrain
 __all__ = ["app"]
 
 _SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
+_DIGITS = 1000  # of a size; Python makes no number of very many
 # typer brings click's exceptions from a copy of its own in some versions: their parent is found at its child.
 _WrongUsage: Any = typer.BadParameter.__mro__[1]
+# What the library, torch and the system raise over what they were given; anything else is a fault to be seen.
+_REFUSALS = (ArithmeticError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
 
 class _Commands(TyperGroup):
-    """Wrong usage in one line, as all that goes wrong."""
+    """Whatever goes wrong in one line: wrong usage with exit code 2, what is refused with 1."""
 
     def main(self, *args: Any, **options: Any) -> Any:
         alone = options.get("standalone_mode", True)
@@ -51,9 +53,12 @@ class _Commands(TyperGroup):
             code = super().main(*args, **{**options, "standalone_mode": False})
         except _WrongUsage as error:
             path = error.ctx.command_path if error.ctx else "tensorbed"
-            if said := " ".join(error.format_message().split()):  # without arguments it was the help, shown by now
-                typer.echo(f"{path}: {said} (see {path} --help)", err=True)
+            if said := error.format_message():  # without arguments it was the help, shown by now
+                terminal.complain(f"{path}: {said} (see {path} --help)")
             code = error.exit_code
+        except _REFUSALS as error:
+            terminal.complain(f"tensorbed: {str(error) or type(error).__name__}")
+            code = 1
         if alone:
             sys.exit(code)
         return code
@@ -103,7 +108,7 @@ def info(as_json: AsJson = False) -> None:
     if as_json:
         _print_json(facts.as_dict())
     else:
-        typer.echo(str(facts))
+        terminal.say(*str(facts).split("\n"))
 
 
 @app.command()
@@ -131,21 +136,19 @@ def plan(
     _check_size(ratio, budget)
     notes: list[str] = []
     if len(what) == 1 and not _SIZE.fullmatch(what[0]) and Path(what[0]).exists():
-        with _reported():
-            folders = _integration("folders")
-            model, _ = folders.load_model(folders.opened(what[0]))
-            found = make_plan(model, ratio=ratio, budget=budget, min_rows=min_rows or MIN_ROWS, skip=skip or ())
-            notes = _integration("compressing").notes_on_plan(model, found)
+        folders = _integration("folders")
+        model, _ = folders.load_model(folders.opened(what[0]))
+        found = make_plan(model, ratio=ratio, budget=budget, min_rows=min_rows or MIN_ROWS, skip=skip or ())
+        notes = _integration("compressing").notes_on_plan(model, found)
     else:
         sizes = _tables(what)
         if min_rows is not None or skip:
             raise typer.BadParameter("--min-rows and --skip are for a folder; of sizes give only those that are meant.")
-        with _reported():
-            found = make_plan(sizes, ratio=ratio, budget=budget, purpose="train")
+        found = make_plan(sizes, ratio=ratio, budget=budget, purpose="train")
     if as_json:
         _print_json({**found.to_dict(), "notes": notes})
     else:
-        typer.echo("\n".join([str(found), *(f"note: {note}" for note in notes)]))
+        terminal.say(*str(found).split("\n"), *(f"note: {note}" for note in notes))
 
 
 def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
@@ -159,6 +162,8 @@ def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
                 f"{text!r} is not a table nor a folder; give rows and columns as ROWSxDIM, for instance 267735x512, or "
                 "one folder of a model."
             )
+        if len(text) > _DIGITS:
+            raise ValueError(f"{text[:20]}...: {len(text)} characters are a table of more numbers than one can have.")
         said[text] += 1
         found[text if said[text] == 1 else f"{text} ({said[text]})"] = (int(match[1]), int(match[2]))
     return found
@@ -176,13 +181,12 @@ def inspect(
 
     Example: `tensorbed inspect all-MiniLM-L6-v2`
     """
-    with _reported():
-        if what.is_dir():
-            _integration("folders")
-        found = look_into(what)
+    if what.is_dir():
+        _integration("folders")
+    found = look_into(what)
     _show(found, as_json)
     if any(one.possible for one in found.layers) and not as_json:
-        typer.echo(f"Measure what that costs: tensorbed plan {what} --ratio 7")
+        terminal.say(f"Measure what that costs: tensorbed plan {shlex.quote(str(what))} --ratio 7")
 
 
 @app.command()
@@ -207,7 +211,7 @@ def compress(
         Path | None,
         typer.Option(metavar="FILE", help="Texts, one a line, that the model reads: errors are weighed as met there."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace OUT-DIR if it is a folder of a model.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace OUT-DIR if tensorbed wrote it.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compress the embedding tables and vocabulary heads of a model.
@@ -221,21 +225,20 @@ def compress(
     chosen, ratio = _format(format, ratio, budget)
     if calibrate is not None and format in (_Name.tt, _Name.tr):
         raise typer.BadParameter("--calibrate is for pq, lr, int8, int4, hot and auto; tt and tr cannot weigh errors.")
-    with _reported():
-        texts = None if calibrate is None else _integration("verifying").read_texts(calibrate)
-        done = _integration("compressing").compress_folder(
-            source,
-            out,
-            chosen,
-            ratio=ratio,
-            budget=budget,
-            min_rows=min_rows,
-            skip=skip or (),
-            untie=untie,
-            include_heads=not no_heads,
-            force=force,
-            calibrate=texts,
-        )
+    texts = None if calibrate is None else _integration("verifying").read_texts(calibrate)
+    done = _integration("compressing").compress_folder(
+        source,
+        out,
+        chosen,
+        ratio=ratio,
+        budget=budget,
+        min_rows=min_rows,
+        skip=skip or (),
+        untie=untie,
+        include_heads=not no_heads,
+        force=force,
+        calibrate=texts,
+    )
     if as_json:
         _print_json(done.to_dict())
     else:
@@ -249,7 +252,7 @@ def _format(name: _Name, ratio: float | None, budget: str | None) -> tuple[Forma
     by_bits = {_Name.int8: QuantizedRows(bits=8), _Name.int4: QuantizedRows(bits=4), _Name.hot: HotRows()}
     if name in by_bits:
         if ratio is not None:
-            typer.echo(f"tensorbed: the ratio of {name} is what its bits make it; --ratio is not used.", err=True)
+            terminal.complain(f"tensorbed: the ratio of {name} is what its bits make it; --ratio is not used.")
         return by_bits[name], None
     ratio = 8.0 if ratio is None and budget is None else ratio
     _check_size(ratio, budget)
@@ -286,16 +289,14 @@ def verify(
 
     Example: `tensorbed verify small --against all-MiniLM-L6-v2 --texts sentences.txt --min-cosine 0.99`
     """
-    with _reported():
-        verifying = _integration("verifying")
-        lines = verifying.read_texts(texts)
-        found = verifying.verify_folders(out, against, lines, batch=batch, max_tokens=max_tokens)
+    verifying = _integration("verifying")
+    lines = verifying.read_texts(texts)
+    found = verifying.verify_folders(out, against, lines, batch=batch, max_tokens=max_tokens)
     if as_json:
         _print_json(found.to_dict())
     else:
         terminal.show_verified(found)
-    with _reported():
-        _check(found, min_cosine, max_perplexity_ratio)
+    _check(found, min_cosine, max_perplexity_ratio)
 
 
 def _check(found: Any, min_cosine: float | None, max_perplexity_ratio: float | None) -> None:
@@ -329,20 +330,10 @@ def _show(found: Any, as_json: bool) -> None:
     if as_json:
         _print_json(found.to_dict())
     else:
-        typer.echo(str(found))
+        terminal.say(*str(found).split("\n"))
 
 
 def _print_json(found: Any) -> None:
     # What Python writes for infinities and NaN is no JSON.
     plain = json.loads(json.dumps(found), parse_constant=lambda name: None)
-    typer.echo(json.dumps(plain, indent=2))
-
-
-@contextmanager
-def _reported() -> Iterator[None]:
-    """What the library refuses, as one line and exit code 1."""
-    try:
-        yield
-    except (ValueError, TypeError, OSError, RuntimeError) as error:
-        typer.echo(f"tensorbed: {' '.join(str(error).split())}", err=True)
-        raise typer.Exit(1) from None
+    terminal.say(*json.dumps(plain, indent=2).split("\n"))

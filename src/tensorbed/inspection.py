@@ -15,6 +15,7 @@ from tensorbed.files import described_in, layers_in
 from tensorbed.finding import MIN_ROWS, declared_head
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
+from tensorbed.printable import printable
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.explanation import aligned
 from tensorbed.structures.formats import Budget, Format, OutOfReachError
@@ -86,9 +87,10 @@ class Inspection:
         for one in self.layers:
             if one.possible:
                 said = ", ".join(f"{format} {ratio:.1f} times smaller" for format, ratio in one.possible)
-                lines.append(f"{one.name} could be {said}.")
+                lines.append(f"{printable(one.name)} could be {said}.")
             if not one.finite:
-                lines.append(f"{one.name or '(alone)'} holds NaN or infinite numbers; no format can be fitted to it.")
+                name = printable(one.name) or "(alone)"
+                lines.append(f"{name} holds NaN or infinite numbers; no format can be fitted to it.")
         return "\n".join(lines)
 
     __repr__ = __str__

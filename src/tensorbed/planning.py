@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from decimal import Decimal
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ PRETRAINED: tuple[Format, ...] = (
 _TRAINED = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _SAMPLE = 8192  # rows on which errors are measured
 _MOST = 2**60  # numbers of a table; bytes are counted in 64 bits
+_BYTES = 2**63 - 1  # of all tables
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -250,7 +252,8 @@ def _empty(sizes: Mapping[str, tuple[int, int]]) -> _Tables:
             raise TypeError(f"{name}={size!r}: give rows and columns, (rows, cols).")
         rows, cols = require_positive(size[0], f"rows of {name}"), require_positive(size[1], f"columns of {name}")
         if rows * cols > _MOST:
-            raise ValueError(f"{name}: {rows:.4g} x {cols:.4g} numbers are more than a table can have, {_MOST:.4g}.")
+            size = " x ".join(f"{count:.4g}" if count < 1e300 else "over 1e300" for count in (rows, cols))
+            raise ValueError(f"{name}: {size} numbers are more than a table can have, {_MOST:.4g}.")
         tables[name] = (torch.empty((rows, cols), device="meta", dtype=torch.float32), 0)
     return tables
 
@@ -275,8 +278,13 @@ def parsed_bytes(budget: str | int | None) -> int:
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", budget.lower())
         if match is None or match[2] not in _UNITS:
             raise ValueError(f"budget={budget!r}: give bytes such as '20MB', '1.5 GB' or '512 KiB'.")
-        return require_positive(int(float(match[1]) * _UNITS[match[2]]), "budget")
-    return require_positive(budget, "budget")
+        count = int(Decimal(match[1]) * _UNITS[match[2]])  # exact, where a float is not
+    else:
+        count = require_int(budget, "budget")
+    if not 1 <= count <= _BYTES:
+        given = str(budget)[:40] if isinstance(budget, str) or abs(count) < 1e300 else "(over 300 digits)"
+        raise ValueError(f"budget={given}: must be at least 1 byte and at most {_BYTES:.4g}.")
+    return count
 
 
 def _bound(table: Tensor, reserved: int, formats: Sequence[Format]) -> list[tuple[Option, Structure]]:

@@ -10,6 +10,8 @@ import time
 from collections.abc import Collection, Iterator
 from typing import TypeVar
 
+from tensorbed.printable import printable
+
 T = TypeVar("T")
 
 _WIDTH = 30
@@ -38,5 +40,5 @@ def track(steps: Collection[T], label: str) -> Iterator[T]:
 def _draw(label: str, done: int, total: int, seconds: float) -> None:
     filled = _WIDTH * done // total
     left = f"{seconds * (total - done) / done:.0f} s left" if done else ""
-    sys.stderr.write(f"\r\033[K{label}  {'█' * filled}{'░' * (_WIDTH - filled)}  {done} of {total}  {left}")
+    sys.stderr.write(f"\r\033[K{printable(label)}  {'█' * filled}{'░' * (_WIDTH - filled)}  {done} of {total}  {left}")
     sys.stderr.flush()

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from tensorbed.printable import printable
+
 
 @dataclass(frozen=True)
 class Explanation:
@@ -131,7 +133,8 @@ def fewer(plain: float | None, made: float | None) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]], sides: str) -> list[str]:
-    """Lines of columns, each to its side, ``<`` or ``>``."""
+    """Lines of columns, each to its side, ``<`` or ``>``; a row is a line, whatever the names in it are."""
+    rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
     return [
         "  ".join(f"{cell:{side}{width}}" for cell, side, width in zip(row, sides, widths, strict=True)).rstrip()
