@@ -252,8 +252,8 @@ def _empty(sizes: Mapping[str, tuple[int, int]]) -> _Tables:
             raise TypeError(f"{name}={size!r}: give rows and columns, (rows, cols).")
         rows, cols = require_positive(size[0], f"rows of {name}"), require_positive(size[1], f"columns of {name}")
         if rows * cols > _MOST:
-            size = " x ".join(f"{count:.4g}" if count < 1e300 else "over 1e300" for count in (rows, cols))
-            raise ValueError(f"{name}: {size} numbers are more than a table can have, {_MOST:.4g}.")
+            shown = " x ".join(f"{count:.4g}" if count < 1e300 else "over 1e300" for count in (rows, cols))
+            raise ValueError(f"{name}: {shown} numbers are more than a table can have, {_MOST:.4g}.")
         tables[name] = (torch.empty((rows, cols), device="meta", dtype=torch.float32), 0)
     return tables
 

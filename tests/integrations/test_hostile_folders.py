@@ -137,6 +137,7 @@ def test_links_to_nothing_and_to_folders_are_told(root):
     (hostile / "loop").symlink_to("loop")
     (hostile / "folder").symlink_to("1_Pooling")
     (hostile / "outside").symlink_to(root / "victim")
+    (hostile / "old.safetensors").symlink_to("nowhere")  # no weights either
     os.mkfifo(hostile / "pipe")
     found = json.loads(run("compress", hostile, root / "out", *INT8, "--json"))
     for name in ("nothing", "loop", "folder", "outside", "pipe"):

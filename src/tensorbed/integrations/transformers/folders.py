@@ -68,9 +68,9 @@ class Folder:
     def weight_bytes(self) -> int:
         """On disk, of the files that are read."""
         for suffix in _LOADED:
-            found = [file.stat().st_size for file in self.place.glob(f"*{suffix}")]
-            if found:
-                return sum(found)
+            sizes = [file.stat().st_size for file in self.place.glob(f"*{suffix}") if file.is_file()]
+            if sizes:
+                return sum(sizes)
         return 0
 
 
