@@ -146,7 +146,7 @@ def plan(
             raise typer.BadParameter("--min-rows and --skip are for a folder; of sizes give only those that are meant.")
         found = make_plan(sizes, ratio=ratio, budget=budget, purpose="train")
     if as_json:
-        _print_json({**found.to_dict(), "notes": notes})
+        _print_json({**found.to_dict(), "notes": [*found.notes, *notes]})
     else:
         terminal.say(*str(found).split("\n"), *(f"note: {note}" for note in notes))
 

@@ -16,6 +16,7 @@ from tensorbed.nn.described import put
 from tensorbed.nn.embedding import Embedding, ScaledEmbedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable, check_format
+from tensorbed.planning import Plan
 from tensorbed.report import Entry, Report
 from tensorbed.structures import Format, Use
 
@@ -33,12 +34,15 @@ def compress_(
 ) -> Report:
     """Replace the large tables of a model, in place, by structured ones.
 
-    Tables are ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag``; with ``include_heads`` also each
-    ``torch.nn.Linear`` over the same vocabulary: one that shares a table's weight, is the model's
-    ``get_output_embeddings()``, has as many outputs as a table has rows, or is named by a pattern that no table
-    matches. Device, dtype, padding, training mode and what is frozen stay as they are. Tables are fitted one after the
-    other, all before the first is replaced: an error leaves the model as it was. At the most three times the largest
-    table, counted in float32, is held beside the model and what it becomes.
+    Tables are ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag``; with ``include_heads`` also the heads over their
+    vocabularies: each ``torch.nn.Linear`` that shares a table's weight, that the model or one inside of it gives as its
+    ``get_output_embeddings()``, or that is named by a pattern that no table matches. Where no model speaks for it, a
+    layer is also a head if it has as many outputs as one table, and no other, has rows, if no other linear layer has
+    as many, and if it is in no ``ModuleList``; the report notes what was taken by its size alone.
+
+    Device, dtype, padding, training mode and what is frozen stay as they are. Tables are fitted one after the other,
+    all before the first is replaced: an error leaves the model as it was. At the most three times the largest table,
+    counted in float32, is held beside the model and what it becomes.
 
     Args:
         format: for all tables, or by pattern of their names as in ``fnmatch``, the first that matches; ``None`` leaves
@@ -60,6 +64,9 @@ def compress_(
         raise ValueError("calibrate is a function that runs the model, for fit=True; leave it out else.")
     before = _sizes(model)
     tables, left = found_tables(model, format, min_rows, tuple(skip), include_heads, tied)
+    if isinstance(format, Plan):
+        for table in tables:  # a plan names heads that nobody named to it
+            table.same_rows_as = format.same_rows_as.get(table.name)
     uses: Mapping[str, Use] = {}
     if calibrate is not None:
         uses = recorded(model, {name: one for table in tables for name, one in table.places.items()}, calibrate)
@@ -179,4 +186,5 @@ def _entry(names: tuple[str, ...], table: Weight, layer: StructuredTable) -> Ent
         bytes_before=weight.numel() * weight.element_size(),
         bytes_after=layer._stored_bytes,
         error=layer.fit_error,
+        same_rows_as=table.same_rows_as,
     )

@@ -20,9 +20,13 @@ Formats = Format | Mapping[str, Format | None]
 
 @dataclass
 class Weight:
-    """One weight, all modules that hold it by their names, and the format that each is given."""
+    """One weight, all modules that hold it by their names, and the format that each is given.
+
+    ``same_rows_as`` is the table that a head was taken to belong to because of its size alone.
+    """
 
     tensor: Tensor
+    same_rows_as: str | None = None
     places: dict[str, nn.Module] = field(default_factory=dict)
     formats: dict[str, Format] = field(default_factory=dict)
 
@@ -147,29 +151,72 @@ class _Search:
             return "no format for it"
         rows = int(self.modules[name].weight.shape[0])
         exact = self.patterns.first(name) == name
-        return None if exact or rows >= self.min_rows else f"{rows:,} rows, min_rows is {self.min_rows:,}"
+        return None if exact or rows >= self.min_rows else self._too_few(rows)
+
+    def _too_few(self, rows: int) -> str:
+        return f"{rows:,} rows, min_rows is {self.min_rows:,}"
 
     def find_heads(self, include: bool) -> None:
-        """Linear layers over a vocabulary that is compressed, and those that are named."""
-        sizes = {tuple(weight.tensor.shape): next(iter(weight.formats.values())) for weight in self.found.values()}
-        rows = {size[0]: format for size, format in sizes.items() if size[0] >= self.min_rows}
-        output = declared_head(self.model)
+        """Linear layers that are named, share a weight, are declared to be heads, or look like nothing else."""
+        tables = list(self.found.values())
+        declared = declared_heads(self.model)
+        declared_ids = {id(head) for heads in declared.values() for head in heads}
         # Those that are named first: others may share their weight.
         for name in sorted(self.linears(), key=self.patterns.names_head, reverse=True):
             module = self.modules[name]
-            shape = tuple(module.weight.shape)
-            like = sizes.get(shape) or rows.get(shape[0])
-            if like is None and module is output:
-                like = next(iter(sizes.values()), None)
-            shared = id(module.weight) in self.found
+            rows = int(module.weight.shape[0])
+            same = [table for table in tables if table.tensor.shape[0] == rows]
             if self.patterns.names_head(name):
                 self.patterns.use(name)
                 self._add_head(name, include, self._reason_to_stay(name), self.patterns.format(name))
-            elif shared or like is not None:
-                refused = not shared and self.patterns.is_refused(name)
-                reason = "in skip" if self._is_skipped(name) else "no format for it" if refused else None
-                self.patterns.use(name)
-                self._add_head(name, include, reason, None if shared else self.patterns.format(name) or like)
+            elif id(module.weight) in self.found:
+                self._add_head_like(name, include, None)
+            elif id(module) in declared_ids and (same or (tables and rows >= self.min_rows)):
+                self._add_head_like(name, include, (same or tables)[0])
+            elif id(module) in declared_ids and tables:
+                self.left[name] = self._too_few(rows)
+            elif same and rows >= self.min_rows and not self._is_listed(name):
+                self._add_by_size(name, include, same[0], self._doubt(name, rows, declared))
+
+    def _add_by_size(self, name: str, include: bool, table: Weight, doubt: str | None) -> None:
+        """A head because it has as many outputs as a table has rows, unless there is a doubt."""
+        if doubt is None:
+            self._add_head_like(name, include, table)
+            if name not in self.left:
+                self.found[id(self.modules[name].weight)].same_rows_as = table.name
+        elif include and not self._is_skipped(name) and not self.patterns.is_refused(name):
+            rows = f"{table.tensor.shape[0]:,} outputs, as many as {table.name} has rows"
+            self.left[name] = f"{rows}, but {doubt}; if it is a head, name it in a pattern"
+
+    def _doubt(self, name: str, rows: int, declared: Iterable[str]) -> str | None:
+        """Why the size of a layer does not make it a head, if it does not."""
+        if any(name.startswith(f"{model}.") or not model for model in declared):
+            return "the model does not call it its head"
+        modules = self.modules.values()
+        tables = {id(self.modules[table].weight) for table in self.tables if len(self.modules[table].weight) == rows}
+        done = {
+            id(module) for module in modules if isinstance(module, StructuredTable) and module.structure.rows == rows
+        }
+        if len(tables) + len(done) > 1:
+            return "several tables have that many"
+        wide = [module for module in modules if isinstance(module, nn.Linear) and module.out_features == rows]
+        # A weight that is computed is another tensor each time.
+        weights = {id(module._parameters.get("weight", module)) for module in wide}
+        return "other layers have as many" if len(weights) > 1 else None
+
+    def _is_listed(self, name: str) -> bool:
+        """Whether a layer, by any of its names, is in a ``ModuleList``: one of many that are alike."""
+        names = [other for other in self.linears() if self.modules[other].weight is self.modules[name].weight]
+        parents = {".".join(parts[:end]) for parts in (n.split(".") for n in names) for end in range(len(parts))}
+        return any(isinstance(self.modules[parent], nn.ModuleList) for parent in parents)
+
+    def _add_head_like(self, name: str, include: bool, table: Weight | None) -> None:
+        """A head in the format of its table, unless a pattern speaks of it; without one, sharing its weight."""
+        refused = table is not None and self.patterns.is_refused(name)
+        reason = "in skip" if self._is_skipped(name) else "no format for it" if refused else None
+        self.patterns.use(name)
+        format = None if table is None else self.patterns.format(name) or next(iter(table.formats.values()))
+        self._add_head(name, include, reason, format)
 
     def _add_head(self, name: str, include: bool, reason: str | None, format: Format | None) -> None:
         if include and reason is None:
@@ -200,12 +247,18 @@ def _refuse_subclass(name: str, module: nn.Module) -> None:
         )
 
 
-def declared_head(model: nn.Module) -> nn.Module | None:
-    """What a model itself calls its head, as those of transformers do."""
-    with suppress(NotImplementedError, AttributeError):
-        head: nn.Module | None = model.get_output_embeddings()  # type: ignore[operator]
-        return head
-    return None
+def declared_heads(model: nn.Module) -> dict[str, list[nn.Module]]:
+    """What a model and those inside of it call their heads, as those of transformers do, by the names of these models.
+
+    Models that say that they have none have an empty list.
+    """
+    declared: dict[str, list[nn.Module]] = {}
+    for name, part in model.named_modules(remove_duplicate=False):
+        with suppress(NotImplementedError, AttributeError):
+            answer = part.get_output_embeddings()
+            heads = answer if isinstance(answer, nn.ModuleList) else [answer]
+            declared[name] = [head for head in heads if isinstance(head, nn.Module)]
+    return declared
 
 
 def is_scaled(module: nn.Module) -> bool:

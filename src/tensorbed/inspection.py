@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from tensorbed.files import described_in, layers_in
-from tensorbed.finding import MIN_ROWS, declared_head
+from tensorbed.finding import MIN_ROWS, declared_heads
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 from tensorbed.printable import printable
@@ -111,13 +111,15 @@ def inspect(what: nn.Module | str | os.PathLike[str]) -> Inspection:
 
 
 def _of_model(model: nn.Module) -> Inspection:
-    head = declared_head(model)
+    heads = {id(head) for declared in declared_heads(model).values() for head in declared}
     found = []
     first: dict[Any, str] = {}  # by identity of what is stored, who has it
     for name, module in model.named_modules():
         if isinstance(module, StructuredTable):
             stored: Any = getattr(module, module.structure.tensors()[0].name)
-        elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or (isinstance(module, nn.Linear) and module is head):
+        elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or (
+            isinstance(module, nn.Linear) and id(module) in heads
+        ):
             stored = module.weight
             if stored.shape[0] < MIN_ROWS:
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -16,6 +16,7 @@ from tensorbed.finding import MIN_ROWS, Weight, found_tables
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.nn.table import check_format
 from tensorbed.progress import track
+from tensorbed.report import note_on_size
 from tensorbed.structures import Format, Structure
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.explanation import aligned
@@ -64,6 +65,7 @@ class Plan(Mapping[str, Format | None]):
         options: all that were weighed, the dense table first.
         allowed: bytes that all tables together may take.
         dense: bytes that they take as they are, those of a shared weight once.
+        same_rows_as: of heads that were taken for such because of their size alone, the tables of that size.
     """
 
     sizes: Mapping[str, tuple[int, int]]
@@ -71,6 +73,7 @@ class Plan(Mapping[str, Format | None]):
     options: Mapping[str, tuple[Option, ...]]
     allowed: float
     dense: int
+    same_rows_as: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Format | None:
         format = self.chosen[name].format
@@ -87,6 +90,11 @@ class Plan(Mapping[str, Format | None]):
         """Of all tables as planned."""
         return sum(option.bytes for option in self.chosen.values())
 
+    @property
+    def notes(self) -> list[str]:
+        """What was decided without being told."""
+        return [note_on_size(name, self.sizes[name][0], table) for name, table in self.same_rows_as.items()]
+
     def frontier(self) -> Frontier:
         """Ratio against error of every format weighed; ``.figure()`` draws it."""
         return Frontier(self.options)
@@ -97,7 +105,7 @@ class Plan(Mapping[str, Format | None]):
             name: {"rows": self.sizes[name][0], "cols": self.sizes[name][1], **asdict(one), "format": repr(one.format)}
             for name, one in self.chosen.items()
         }
-        return {"tables": tables, "bytes": self.bytes, "allowed": self.allowed}
+        return {"tables": tables, "bytes": self.bytes, "allowed": self.allowed, "notes": self.notes}
 
     def __str__(self) -> str:
         head = ("table", "size", "format", "MB", "ratio", "error")
@@ -106,7 +114,7 @@ class Plan(Mapping[str, Format | None]):
             for name, one in self.chosen.items()
         ]
         total = ("all", "", "", f"{self.bytes / 1e6:,.2f}", f"{self.dense / max(1, self.bytes):,.1f}", "")
-        return "\n".join(aligned([head, *rows, total], "<<<>>>"))
+        return "\n".join([*aligned([head, *rows, total], "<<<>>>"), *(f"note: {note}" for note in self.notes)])
 
     __repr__ = __str__
 
@@ -182,8 +190,12 @@ def plan(
         raise ValueError(f'purpose={purpose!r}: choose "pretrained" or "train".')
     if formats is not None:
         _check_formats(formats)
+    same_rows_as: dict[str, str] = {}
     if isinstance(model, nn.Module):
-        tables, whole = _found(model, min_rows, skip, tied, include_heads)
+        weights = _weights(model, min_rows, skip, tied, include_heads)
+        tables = _tables(weights, tied)
+        whole = sum(weight.tensor.nbytes for weight in weights)
+        same_rows_as = {weight.name: weight.same_rows_as for weight in weights if weight.same_rows_as is not None}
     else:
         tables = _empty(model)
         whole = sum(table.nbytes for table, _ in tables.values())
@@ -206,7 +218,7 @@ def plan(
         with naming(name):
             options[name] = (start, *(_measured(table, bound[name]) if measured else (one for one, _ in bound[name])))
     sizes = {name: (int(table.shape[0]), int(table.shape[1])) for name, (table, _) in tables.items()}
-    return Plan(sizes, _chosen(options, allowed), options, allowed, whole)
+    return Plan(sizes, _chosen(options, allowed), options, allowed, whole, same_rows_as)
 
 
 def _check_formats(formats: object) -> None:
@@ -224,23 +236,27 @@ def _check_formats(formats: object) -> None:
 _Tables = dict[str, tuple[Tensor, int]]
 
 
-def _found(model: nn.Module, min_rows: int, skip: Sequence[str], tied: str, include_heads: bool) -> tuple[_Tables, int]:
-    """The tables that compressing makes, and the bytes of all as they are; what is shared once."""
+def _weights(model: nn.Module, min_rows: int, skip: Sequence[str], tied: str, include_heads: bool) -> Sequence[Weight]:
+    """The weights that would be compressed."""
     require_int(min_rows, "min_rows")
     if isinstance(skip, str):
         raise TypeError(f"skip={skip!r}: give a list of patterns.")
     if tied not in ("keep", "untie"):
         raise ValueError(f'tied={tied!r}: choose "keep" or "untie".')
-    found, left = found_tables(model, Dense(), min_rows, tuple(skip), include_heads, tied)
-    if not found:
+    weights, left = found_tables(model, Dense(), min_rows, tuple(skip), include_heads, tied)
+    if not weights:
         why = ", ".join(f"{name}: {reason}" for name, reason in left.items())
         raise ValueError(f"the model has no table of at least min_rows={min_rows} rows{why and f' ({why})'}.")
-    tables = {
+    return weights
+
+
+def _tables(weights: Sequence[Weight], tied: str) -> _Tables:
+    """The tables that compressing makes, those that share a weight once."""
+    return {
         name: (weight.tensor.detach(), _reserved(weight, name))
-        for weight in found
+        for weight in weights
         for name in (weight.places if tied == "untie" else [weight.name])
     }
-    return tables, sum(weight.tensor.nbytes for weight in found)
 
 
 def _empty(sizes: Mapping[str, tuple[int, int]]) -> _Tables:

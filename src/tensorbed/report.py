@@ -27,6 +27,7 @@ class Entry:
     bytes_before: int
     bytes_after: int
     error: float | None  # relative, of the fit; None where there was none
+    same_rows_as: str | None = None  # the table that a head was taken to belong to because of its size alone
 
     @property
     def ratio(self) -> float:
@@ -56,6 +57,11 @@ class Report:
         return self.bytes_before / max(1, self.bytes_after)
 
     @property
+    def notes(self) -> list[str]:
+        """What was decided without being told."""
+        return [note_on_size(e.names[0], e.rows, e.same_rows_as) for e in self.entries if e.same_rows_as is not None]
+
+    @property
     def warnings(self) -> list[str]:
         """What a user should know before going on."""
         found = [
@@ -76,7 +82,8 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, for JSON."""
         entries = [{**asdict(e), "names": list(e.names), "ratio": e.ratio} for e in self.entries]
-        return {**asdict(self), "entries": entries, "ratio": self.ratio, "warnings": self.warnings}
+        said = {"notes": self.notes, "warnings": self.warnings}
+        return {**asdict(self), "entries": entries, "ratio": self.ratio, **said}
 
     def _cells(self) -> list[Sequence[str]]:
         head = ("table", "size", "format", "numbers", "", "MB", "", "ratio", "fit error")
@@ -98,9 +105,12 @@ class Report:
         return [head, *rows, ("model", "", "", f"{self.numbers_before:,}", f"{self.numbers_after:,}", *sizes)]
 
     def __str__(self) -> str:
-        lines = aligned(self._cells(), "<<<>>>>>>")
-        lines += [f"left: {name}, {reason}" for name, reason in self.left.items()]
-        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
+        return "\n".join([*aligned(self._cells(), "<<<>>>>>>"), *self._said()])
+
+    def _said(self) -> list[str]:
+        lines = [f"left: {name}, {reason}" for name, reason in self.left.items()]
+        lines += [f"note: {note}" for note in self.notes]
+        return lines + [f"warning: {warning}" for warning in self.warnings]
 
     __repr__ = __str__
 
@@ -109,9 +119,7 @@ class Report:
         head, *rows = [[escape(cell) for cell in row] for row in self._cells()]
         cells = "".join(f"<th>{cell}</th>" for cell in head)
         body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-        notes = [f"left: {name}, {reason}" for name, reason in self.left.items()]
-        notes += [f"warning: {warning}" for warning in self.warnings]
-        said = "".join(f"<p>{escape(note)}</p>" for note in notes)
+        said = "".join(f"<p>{escape(line)}</p>" for line in self._said())
         return (
             "<!doctype html><html lang=en><meta charset=utf-8><title>compressed</title><style>"
             "body{font:15px system-ui;margin:2em}table{border-collapse:collapse}"
@@ -119,6 +127,14 @@ class Report:
             "td:nth-child(-n+3),th:nth-child(-n+3){text-align:left}</style>"
             f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{said}</html>"
         )
+
+
+def note_on_size(name: str, rows: int, table: str) -> str:
+    """Said of a head that nothing but its size speaks for."""
+    return (
+        f"{name} was taken for a vocabulary head only because it has {rows:,} outputs, as many as {table} has rows; if "
+        f'it is none, leave it out with skip=["{name}"].'
+    )
 
 
 def _megabytes(count: int) -> str:

@@ -68,7 +68,7 @@ def show_compressed(done: Any) -> None:
     console.print(table)
     for name, reason in report.left.items():
         console.print(f"left as it was: {name}, {reason}", style="dim")
-    for note in done.notes:
+    for note in (*report.notes, *done.notes):
         console.print(f"note: {note}", style="yellow")
     for warning in report.warnings:
         console.print(f"warning: {warning}", style="bold yellow")
