@@ -130,16 +130,58 @@ def test_heads_that_stay_are_not_counted():
     assert stored(Ends(), plan, tied="untie", include_heads=False) == plan.bytes
 
 
-def test_bytes_that_are_left_are_spent_on_less_error():
-    def options(*pairs):
-        return tuple(Option(tb.LowRank(rank=size), size, 1.0, error) for size, error in pairs)
+def options(*pairs):
+    """Of given sizes and errors."""
+    return tuple(Option(tb.LowRank(rank=size), size, 1.0, error) for size, error in pairs)
 
+
+def test_bytes_that_are_left_are_spent_on_less_error():
     one = options((100, 0.0), (50, 0.5), (10, 0.55))
     assert _chosen({"a": one}, 60)["a"].error == 0.5
     assert _chosen({"a": one}, 49)["a"].error == 0.55
     # Giving one back makes room for no other; the one that gains most is first.
     both = _chosen({"a": one, "b": options((100, 0.0), (50, 0.3), (10, 0.6))}, 70)
     assert [option.error for option in both.values()] == [0.55, 0.3]
+
+
+def tables(**weights):
+    return nn.ModuleDict({name: nn.Embedding.from_pretrained(weight) for name, weight in weights.items()})
+
+
+@pytest.mark.parametrize("ratio", [1.5, 2, 3, 4.5, 6])
+def test_neither_scales_nor_the_order_of_tables_decide(ratio):
+    torch.manual_seed(0)
+    weight, other = torch.randn(2500, 16), torch.rand(3000, 16)
+    there = tb.plan(tables(a=weight, b=1000 * weight), ratio=ratio, formats=FEW)
+    back = tb.plan(tables(b=1000 * weight, a=weight), ratio=ratio, formats=FEW)
+    turned = tb.plan(tables(a=1000 * weight, b=weight), ratio=ratio, formats=FEW)
+    assert dict(there) == dict(back) == dict(turned)
+    assert there.chosen["a"].bytes <= there.chosen["b"].bytes  # the first name gives up first
+    plain = tb.plan(tables(a=weight, b=other), ratio=ratio, formats=FEW)
+    assert dict(plain) == dict(tb.plan(tables(b=1000 * other, a=weight), ratio=ratio, formats=FEW))
+
+
+@pytest.mark.parametrize("noise", [-1e-6, 0.0, 1e-6])
+@pytest.mark.parametrize(
+    ("pairs", "allowed", "sizes"),
+    [
+        (((100, 0.0), (50, 0.3), (10, 0.5)), 150, (50, 100)),
+        (((100, 0.0), (50, 0.3), (10, 0.5)), 60, (10, 50)),
+        (((100, 0.0), (90, 0.2), (10, 0.21)), 105, (10, 90)),  # of what is left after the last step
+        (((100, 0.0), (10, 1e-6)), 110, (10, 100)),  # what is lost is rounding alone
+    ],
+)
+def test_ties_go_by_name(noise, pairs, allowed, sizes):
+    here, there = options(*pairs), options(pairs[0], *((size, error + noise) for size, error in pairs[1:]))
+    for choice in (_chosen({"a": here, "b": there}, allowed), _chosen({"b": there, "a": here}, allowed)):
+        assert (choice["a"].bytes, choice["b"].bytes) == sizes
+
+
+def test_rules_do_not_go_by_the_order_of_tables_either():
+    sizes = {"b": (100_000, 64), "a": (100_000, 64)}
+    plans = [tb.plan(dict(order), ratio=40, purpose="train") for order in (sizes.items(), reversed(sizes.items()))]
+    assert dict(plans[0]) == dict(plans[1])
+    assert (plans[0]["a"].ratio, plans[0]["b"].ratio) == (64, 32)
 
 
 def test_hot_rows_are_weighed():

@@ -40,6 +40,8 @@ PRETRAINED: tuple[Format, ...] = (
 # What one trained from scratch may become: the largest of these ratios that the budget asks for.
 _TRAINED = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _SAMPLE = 8192  # rows on which errors are measured
+_ALIKE = 1e-3  # costs that differ by less are the same
+_ROUNDING = 1e-5  # an error that is none
 _MOST = 2**60  # numbers of a table; bytes are counted in 64 bits
 _BYTES = 2**63 - 1  # of all tables
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
@@ -165,9 +167,13 @@ def plan(
     """Choose a format for every table so that all together keep a budget; ``ValueError`` where none does.
 
     Tables and heads are those of :func:`tensorbed.compress_`, those that share a weight counted once. With weights and
-    ``purpose="pretrained"`` each format's error is measured and bytes are given up where that adds the least squared
-    error. Else, and for ``purpose="train"``, by rule: tensor trains, all tables compressed by the same ratio, the
-    smallest that keeps the budget; tables that cannot be made that small stay as small as they can be.
+    ``purpose="pretrained"`` each format's error is measured and bytes are given up where each costs the least squared
+    relative error, ``(||W - fit||_F / ||W||_F) ** 2``. So every table counts alike, whatever the scale of its numbers
+    and however many rows it has: a model has learnt the scale of each, and looks up a row of each for every input.
+    Else, and for ``purpose="train"``, by rule: tensor trains, all tables compressed by the same ratio, the smallest
+    that keeps the budget; tables that cannot be made that small stay as small as they can be. Between steps that cost
+    the same, to a thousandth, it is the one that saves the most bytes, then that of the table whose name is first in
+    the alphabet; the order of the tables in the model does not matter.
 
     Errors are those of fits to a table's own rows, of 8,192 drawn at random where it has more, one table after the
     other. Such a sample is quantised as the table would be; for low rank it is given the rank that the table would
@@ -339,14 +345,16 @@ def _chosen(options: Mapping[str, tuple[Option, ...]], allowed: float) -> dict[s
     chosen = {name: table[0] for name, table in options.items()}
     while sum(one.bytes for one in chosen.values()) > allowed:
         steps = [
-            (_price(one, other), name, other)
+            (_price(one, other), one.bytes - other.bytes, name, other)
             for name, one in chosen.items()
             for other in options[name]
             if other.bytes < one.bytes
         ]
         if not steps:
             break
-        _, name, taken = min(steps, key=lambda step: step[0])
+        least = min(price for price, *_ in steps)
+        alike = [step for step in steps if step[0] - least <= _ALIKE * abs(least)]
+        _, _, name, taken = min(alike, key=lambda step: (-step[1], step[2]))
         chosen[name] = taken
     # The last step may have given up more than was needed.
     while (better := _better(options, chosen, allowed)) is not None:
@@ -360,21 +368,27 @@ def _better(
     """The change of one table that takes away most squared error within the budget, if there is one."""
     left = allowed - sum(one.bytes for one in chosen.values())
     gains = [
-        (one.error**2 - other.error**2, name, other)
+        (_squared(one.error) - _squared(other.error), other.bytes - one.bytes, name, other)
         for name, one in chosen.items()
         for other in options[name]
         if one.error is not None and other.error is not None and other.bytes - one.bytes <= left
     ]
-    gain, name, other = max(gains, key=lambda found: found[0], default=(0.0, "", None))
-    return (name, other) if other is not None and gain > 0 else None
+    most = max((gain for gain, *_ in gains), default=0.0)
+    alike = [change for change in gains if 0 < most * (1 - _ALIKE) <= change[0]]
+    # The name that gives up first is given back last.
+    _, _, name, other = max(alike, key=lambda change: (-change[1], change[2]), default=(0.0, 0, "", None))
+    return None if other is None else (name, other)
 
 
-def _price(one: Option, other: Option) -> tuple[float, float]:
-    """Squared error that a byte less costs; where nobody measured, the smaller step first."""
-    saved = one.bytes - other.bytes
+def _price(one: Option, other: Option) -> float:
+    """Squared error that a byte less costs; where nobody measured, the smaller ratio first."""
     if one.error is None or other.error is None:
-        return other.ratio, 0.0
-    return (other.error**2 - one.error**2) / saved, -saved
+        return other.ratio
+    return (_squared(other.error) - _squared(one.error)) / (one.bytes - other.bytes)
+
+
+def _squared(error: float) -> float:
+    return max(error, _ROUNDING) ** 2
 
 
 def _shown(option: Option) -> tuple[str, str]:
