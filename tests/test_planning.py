@@ -2,6 +2,7 @@
 
 import json
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -63,6 +64,45 @@ def test_a_sample_tells_the_error_of_a_large_table():
         real = tb.Embedding.from_pretrained(model["words"].weight.detach(), option.format)
         assert option.error == pytest.approx(real.fit_error, rel=0.1)
         assert option.ratio == pytest.approx(real.compression_ratio, rel=1e-6)
+
+
+def test_a_few_parts_tell_the_error_of_many_however_unlike_they_are():
+    torch.manual_seed(0)
+    table = torch.randn(1000, 64)
+    table[:, 7] += 20  # most of the norm and none of the error
+    table[:, 20:30] *= 3
+    table[:, 40:] = table[:, 40:].sign() * table[:, 40:] ** 4
+    format = tb.ProductQuantized(parts=32, sweeps=2)
+    (_, option) = tb.plan(tables(words=table), ratio=1, formats=[format], min_rows=1).options["words"]
+    assert option.error == pytest.approx(tb.Embedding.from_pretrained(table, format).fit_error, rel=0.05)
+
+
+def test_hot_rows_of_a_sample_are_those_of_its_table():
+    torch.manual_seed(0)
+    table = torch.randn(40_000, 16)
+    table[:2400] *= 10
+    (_, option) = tb.plan(tables(words=table), ratio=1, formats=[tb.HotRows()]).options["words"]
+    assert option.error == pytest.approx(tb.Embedding.from_pretrained(table, tb.HotRows()).fit_error, rel=0.02)
+
+
+def test_little_is_fitted_once_each_and_shown(monkeypatch):
+    fitted, steps = [], []
+
+    def fit(sample, format):
+        fitted.append((sample.shape, format))
+        return SimpleNamespace(error=0.1)
+
+    monkeypatch.setattr("tensorbed.planning.fit_table", fit)
+    monkeypatch.setattr("tensorbed.planning.track", lambda work, label: steps.extend(work) or work)
+    formats = [tb.ProductQuantized(ratio=6), tb.ProductQuantized(ratio=7), tb.LowRank(ratio=4), tb.HotRows()]
+    model = nn.ModuleDict({"words": nn.Embedding(50_000, 128), "ids": nn.Embedding(2500, 128)})
+    plan = tb.plan(model, ratio=1, formats=formats)
+    assert all(option.error == 0.1 for table in plan.options.values() for option in table[1:])
+    assert len(steps) == 8
+    # Both ratios give words the same parts.
+    assert fitted[:2] == [((32_768, 32), tb.ProductQuantized(parts=16)), ((16_384, 128), tb.LowRank(rank=31))]
+    assert fitted[2] == ((8192, 128), tb.HotRows())
+    assert [shape[0] for shape, _ in fitted[3:]] == 4 * [2500]
 
 
 def test_training_from_scratch_takes_trains_of_equal_ratio():
@@ -148,17 +188,18 @@ def tables(**weights):
     return nn.ModuleDict({name: nn.Embedding.from_pretrained(weight) for name, weight in weights.items()})
 
 
-@pytest.mark.parametrize("ratio", [1.5, 2, 3, 4.5, 6])
+@pytest.mark.parametrize("ratio", [1.5, 3, 4.5, 7])
 def test_neither_scales_nor_the_order_of_tables_decide(ratio):
     torch.manual_seed(0)
     weight, other = torch.randn(2500, 16), torch.rand(3000, 16)
-    there = tb.plan(tables(a=weight, b=1000 * weight), ratio=ratio, formats=FEW)
-    back = tb.plan(tables(b=1000 * weight, a=weight), ratio=ratio, formats=FEW)
-    turned = tb.plan(tables(a=1000 * weight, b=weight), ratio=ratio, formats=FEW)
+    formats = (tb.QuantizedRows(bits=8), tb.QuantizedRows(bits=4), tb.LowRank(rank=4), tb.LowRank(rank=2))
+    there = tb.plan(tables(a=weight, b=1000 * weight), ratio=ratio, formats=formats)
+    back = tb.plan(tables(b=1000 * weight, a=weight), ratio=ratio, formats=formats)
+    turned = tb.plan(tables(a=1000 * weight, b=weight), ratio=ratio, formats=formats)
     assert dict(there) == dict(back) == dict(turned)
     assert there.chosen["a"].bytes <= there.chosen["b"].bytes  # the first name gives up first
-    plain = tb.plan(tables(a=weight, b=other), ratio=ratio, formats=FEW)
-    assert dict(plain) == dict(tb.plan(tables(b=1000 * other, a=weight), ratio=ratio, formats=FEW))
+    plain = tb.plan(tables(a=weight, b=other), ratio=ratio, formats=formats)
+    assert dict(plain) == dict(tb.plan(tables(b=1000 * other, a=weight), ratio=ratio, formats=formats))
 
 
 @pytest.mark.parametrize("noise", [-1e-6, 0.0, 1e-6])

@@ -39,7 +39,6 @@ PRETRAINED: tuple[Format, ...] = (
 )
 # What one trained from scratch may become: the largest of these ratios that the budget asks for.
 _TRAINED = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
-_SAMPLE = 8192  # rows on which errors are measured
 _ALIKE = 1e-3  # costs that differ by less are the same
 _ROUNDING = 1e-5  # an error that is none
 _MOST = 2**60  # numbers of a table; bytes are counted in 64 bits
@@ -175,10 +174,10 @@ def plan(
     the same, to a thousandth, it is the one that saves the most bytes, then that of the table whose name is first in
     the alphabet; the order of the tables in the model does not matter.
 
-    Errors are those of fits to a table's own rows, of 8,192 drawn at random where it has more, one table after the
-    other. Such a sample is quantised as the table would be; for low rank it is given the rank that the table would
-    have, for tensor trains the table's ratio. Rows that are near in number are not so in a sample: what a train gains
-    from their order is not seen, and its error there is an upper estimate.
+    Errors are those of fits to a part of a large table, mostly within a hundredth of what the whole will have: to 8,192
+    rows, drawn at random and kept in their order; for low rank to 16,384 and the rank that the table would have, which
+    is a little too near where a table is wide; for tensor trains to as many and the table's ratio; for product
+    quantisation to 32,768 rows of 16 parts, drawn by their norms.
 
     Args:
         model: or sizes by name, ``{"wte": (50257, 768)}``.
@@ -208,7 +207,7 @@ def plan(
     allowed = _allowed(budget, ratio, whole)
     measured = purpose == "pretrained" and not any(table.is_meta for table, _ in tables.values())
     usual = PRETRAINED if measured else tuple(TensorTrain(ratio=r) for r in _TRAINED)
-    bound = {}
+    bound: dict[str, _Bound] = {}
     for name, (table, reserved) in tables.items():
         with naming(name):
             bound[name] = _bound(table, reserved, formats or usual)
@@ -218,11 +217,12 @@ def plan(
             f"{allowed:,.0f} bytes for all tables: with the formats weighed they take {least:,} at the least, a ratio "
             f"of {whole / least:.4g}; ask for no less, or give formats= that are smaller."
         )
-    options = {}
-    for name, (table, _) in track(list(tables.items()), "measuring formats"):
-        start = Option(Dense(), table.nbytes, 1.0, 0.0 if measured else None)
-        with naming(name):
-            options[name] = (start, *(_measured(table, bound[name]) if measured else (one for one, _ in bound[name])))
+    if measured:
+        bound = _measured(tables, bound)
+    options = {
+        name: (Option(Dense(), table.nbytes, 1.0, 0.0 if measured else None), *(option for option, _ in bound[name]))
+        for name, (table, _) in tables.items()
+    }
     sizes = {name: (int(table.shape[0]), int(table.shape[1])) for name, (table, _) in tables.items()}
     return Plan(sizes, _chosen(options, allowed), options, allowed, whole, same_rows_as)
 
@@ -240,6 +240,8 @@ def _check_formats(formats: object) -> None:
 
 # Weights by name, on the meta device where only sizes are known, and the bytes that are stored besides.
 _Tables = dict[str, tuple[Tensor, int]]
+# Options of one table, and what it would be.
+_Bound = list[tuple[Option, Structure]]
 
 
 def _weights(model: nn.Module, min_rows: int, skip: Sequence[str], tied: str, include_heads: bool) -> Sequence[Weight]:
@@ -309,7 +311,7 @@ def parsed_bytes(budget: str | int | None) -> int:
     return count
 
 
-def _bound(table: Tensor, reserved: int, formats: Sequence[Format]) -> list[tuple[Option, Structure]]:
+def _bound(table: Tensor, reserved: int, formats: Sequence[Format]) -> _Bound:
     """The formats that a table can have, with what it takes then; none where it is too small for each of them."""
     rows, cols = table.shape
     budget = Budget(rows, cols, table.dtype, reserved)
@@ -329,15 +331,23 @@ def _bound(table: Tensor, reserved: int, formats: Sequence[Format]) -> list[tupl
     return found
 
 
-def _measured(table: Tensor, bound: Sequence[tuple[Option, Structure]]) -> Iterator[Option]:
-    """The same with their errors, on a sample of a large table."""
-    check_table(table)
-    sample = table
-    if table.shape[0] > _SAMPLE:
-        picked = torch.randperm(table.shape[0], generator=torch.Generator().manual_seed(0))[:_SAMPLE]
-        sample = table[picked.to(table.device)]
-    for option, structure in bound:
-        yield replace(option, error=fit_table(sample, option.format.sized_as(structure)).error)
+def _measured(tables: _Tables, bound: Mapping[str, _Bound]) -> dict[str, _Bound]:
+    """The same with the errors of fits to samples, what two formats have in common once."""
+    for name, (table, _) in tables.items():
+        with naming(name):
+            check_table(table)
+    measured: dict[str, _Bound] = {name: [] for name in tables}
+    known: dict[str, list[tuple[Format, float]]] = {name: [] for name in tables}
+    steps = [(name, option, structure) for name, options in bound.items() for option, structure in options]
+    for name, option, structure in track(steps, "measuring formats"):
+        sized = option.format.sized_as(structure)
+        error = next((error for other, error in known[name] if other == sized), None)
+        if error is None:
+            with naming(name):
+                error = fit_table(*option.format.sample(tables[name][0], structure)).error
+            known[name].append((sized, error))
+        measured[name].append((replace(option, error=error), structure))
+    return measured
 
 
 def _chosen(options: Mapping[str, tuple[Option, ...]], allowed: float) -> dict[str, Option]:

@@ -71,6 +71,8 @@ class OutOfReachError(ValueError):
 class Format(ABC):
     """A small configuration that becomes a structure when it meets a table's size."""
 
+    sample_rows: ClassVar[int] = 2**13  # rows that tell the error of a table
+
     @abstractmethod
     def bind(self, budget: Budget) -> Structure:
         """The structure with every factor and rank settled."""
@@ -78,6 +80,10 @@ class Format(ABC):
     def sized_as(self, structure: Structure) -> Format:
         """The format that gives tables of other heights what this one gave ``structure``; itself where it would."""
         return self
+
+    def sample(self, table: Tensor, structure: Structure) -> tuple[Tensor, Format]:
+        """Some of a table and the format for it, whose error tells that of ``structure`` fitted to the whole."""
+        return some_rows(table, self.sample_rows), self.sized_as(structure)
 
     @abstractmethod
     def fit(self, table: Tensor, budget: Budget) -> Fit:
@@ -89,6 +95,16 @@ class Format(ABC):
     def fit_to_use(self, table: Tensor, budget: Budget, use: Use) -> Fit:
         """As :meth:`fit`, with errors weighed as they are met in use; formats that cannot weigh them fit as always."""
         return self.fit(table, budget)
+
+
+def some_rows(table: Tensor, count: int) -> Tensor:  # (rows, cols) -> (at most count, cols)
+    """One row, drawn at random, of each of ``count`` equal stretches of a table: what rows are first stays first."""
+    rows = table.shape[0]
+    if rows <= count:
+        return table
+    begin = torch.arange(count + 1, device="cpu") * rows // count
+    draw = torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
+    return table[(begin[:-1] + (draw * begin.diff()).long()).to(table.device)]
 
 
 def written(format: Any) -> str:
@@ -109,6 +125,7 @@ class RankedFormat(Format):
 
     # Each way to say the size excludes the others.
     sizes: ClassVar[tuple[str, ...]] = ("rank", "ratio", "rel_error")
+    sample_rows: ClassVar[int] = 2**14  # few rows have fewer directions
 
     rank: int | None = None
     ratio: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,13 +19,14 @@ from tensorbed.decompose.clusters import k_means
 from tensorbed.decompose.feedback import feedback
 from tensorbed.progress import track
 from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
-from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, Use, written
+from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, Use, some_rows, written
 from tensorbed.structures.registry import register
 
 _WORDS = 256  # entries of a codebook: what a byte can name
 _GATHER = 32  # multiply-adds that adding one entry is worth ...
 _COMPILED_GATHER = 4  # ... and by the compiled kernels
 _ROUNDS = 4  # of rotation and k-means
+_SAMPLE_PARTS, _SAMPLE_POINTS = 16, 128  # parts, and points for each entry, that tell the error of a table
 
 
 @register("product_quantized")
@@ -217,6 +219,17 @@ class ProductQuantized(Format):
         assert isinstance(structure, ProductQuantizedMatrix)
         return replace(self, parts=structure.parts, ratio=None)
 
+    def sample(self, table: Tensor, structure: Structure) -> tuple[Tensor, ProductQuantized]:
+        """Of many parts a few, scaled to stand for all; of rows many, because codebooks come nearer to few."""
+        rows, format = some_rows(table, _SAMPLE_POINTS * _WORDS), self.sized_as(structure)
+        parts = rows.split(table.shape[1] // (format.parts or 1), dim=1)
+        squares = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]).square()
+        if self.rotate or len(parts) <= _SAMPLE_PARTS or not 0 < float(squares.sum()) < math.inf:
+            return rows, format
+        scale = (_shares(squares, _SAMPLE_PARTS) / squares.where(squares > 0, 1)).sqrt()
+        drawn = [part * size for part, size in zip(parts, (scale / scale.amax()).tolist(), strict=True) if size]
+        return torch.cat(drawn, dim=1), replace(format, parts=len(drawn))
+
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         """K-means on every part; with a rotation, alternating with the best one for the codes (Procrustes)."""
         return self._fit(table, budget, Use())
@@ -242,6 +255,20 @@ class ProductQuantized(Format):
 
 def _divisors(n: int) -> list[int]:
     return [m for m in range(1, n + 1) if n % m == 0]
+
+
+def _shares(squares: Tensor, count: int) -> Tensor:  # (n,) -> (n,)
+    """What squared norm each part stands for in a sample of at most ``count``: 0 for those that are not in it.
+
+    Parts of more than their share stand for themselves, others are drawn in proportion to their squared norms.
+    """
+    loud = squares > squares.sum() / count * (1 + 1e-9)  # fewer than count, also as rounded
+    count -= int(loud.sum())
+    quiet, order = squares.where(~loud, 0).sort()
+    reach = quiet.cumsum(0)
+    marks = (torch.arange(count, device=squares.device) + 0.5) * (reach[-1] / count)
+    times = torch.bincount(order[torch.searchsorted(reach, marks)], minlength=len(squares))
+    return torch.where(loud, squares, times * (reach[-1] / count))
 
 
 def _quantised(
