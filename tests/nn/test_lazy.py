@@ -2,6 +2,8 @@
 
 import copy
 import io
+import operator
+import pickle
 
 import numpy as np
 import pytest
@@ -95,6 +97,28 @@ def test_freezing_it_freezes_the_layer(layer):
         lambda w: w.T.zero_(),
         lambda w: w.view(-1).zero_(),
         lambda w: torch.add(torch.zeros(50, 8), 1, out=w),
+        lambda w: torch.mul(torch.zeros(50, 8), 2, out=w.data),
+        lambda w: torch.max(torch.zeros(50, 8), 0, out=(w.data[0], torch.empty(8, dtype=torch.long))),
+        lambda w: torch.add(torch.zeros(50), 1, out=w.data[:, 1]),
+        lambda w: torch._foreach_mul_([torch.zeros(3), w], 2.0),
+        lambda w: torch._foreach_mul_([w.data, torch.zeros(3)], 2.0),
+        lambda w: w.set_(torch.zeros(50, 8)),
+        lambda w: w.data.set_(torch.zeros(50, 8)),
+        lambda w: w.data.resize_(3),
+        lambda w: F.embedding(torch.tensor([3]), w, max_norm=1e-3),
+        lambda w: F.embedding(torch.tensor([3]), w.data, max_norm=1e-3),
+        lambda w: F.embedding_bag(torch.tensor([[3]]), w.data, max_norm=1e-3),
+        lambda w: F.relu(w.data, inplace=True),
+        lambda w: torch.fill_(w.data, 1.0),
+        lambda w: w.data.unbind()[3].zero_(),
+        lambda w: [row.zero_() for row in w.data],
+        lambda w: w.data.split(10)[1].zero_(),
+        lambda w: w.data.view(torch.int32).zero_(),
+        lambda w: w.data.real.zero_(),
+        lambda w: w.contiguous().float().zero_(),
+        lambda w: setattr(w.data, "data", torch.zeros(50, 8)),
+        lambda w: operator.imul(w.data, 2),
+        lambda w: torch.nn.Parameter(w.data),
     ],
 )
 def test_writing_is_refused(write):
@@ -103,6 +127,21 @@ def test_writing_is_refused(write):
     with pytest.raises(RuntimeError, match="core_0, core_1, core_2 and cannot be written to"):
         write(layer.weight)
     assert torch.equal(layer.weight, before)
+
+
+def test_arrays_are_read_only(layer):
+    rows = layer(torch.arange(50)).detach().numpy()
+    for array in (layer.weight.data.numpy(), np.asarray(layer.weight.data), layer.weight.detach()[:].numpy(force=True)):
+        np.testing.assert_allclose(array, rows, rtol=1e-5, atol=1e-7)
+        with pytest.raises(ValueError, match="read-only"):
+            array[0] = 0
+    layer.weight.data.numpy().copy()[0] = 0
+    shared = torch.from_dlpack(layer.weight.data)  # whoever takes it knows nothing of us: a copy
+    torch.testing.assert_close(shared, torch.from_numpy(rows))
+    shared.zero_()
+    with pytest.raises(RuntimeError, match="requires grad"):
+        layer.weight.numpy()
+    np.testing.assert_allclose(layer.requires_grad_(False).weight.numpy(), rows, rtol=1e-5, atol=1e-7)
 
 
 def test_data_is_read_as_usual(layer):
@@ -115,6 +154,11 @@ def test_data_is_read_as_usual(layer):
     copy = data.clone()
     copy[3] = 0
     assert np.asarray(data).shape == (50, 8)
+    assert data.tolist() == rows.tolist()
+    assert repr(data[:3]) == repr(rows[:3])
+    assert torch.equal(torch.as_tensor(data), rows)
+    assert torch.equal(torch.tensor(data.tolist()), rows)
+    assert f"{data[3, 4]:.3f}" == f"{rows[3, 4]:.3f}"
     again = tb.Embedding.from_pretrained(data, tb.Dense())
     torch.testing.assert_close(again(torch.arange(50)), rows)
 
@@ -126,6 +170,23 @@ def test_copies_are_plain_tensors(layer):
     assert torch.equal(torch.load(buffer), layer.weight)
     assert torch.equal(copy.deepcopy(layer.weight.detach()), layer.weight)
     assert type(layer.weight.clone()) is torch.Tensor
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, lambda w: pickle.loads(pickle.dumps(w))])
+def test_copies_of_the_weight_are_those_of_a_dense_one(layer, copied, frozen):
+    layer.requires_grad_(not frozen)
+    other = copied(layer.weight)
+    assert type(other) is torch.Tensor
+    assert other.is_leaf
+    assert other.requires_grad is copied(torch.nn.Embedding(3, 2).requires_grad_(not frozen).weight).requires_grad
+    assert torch.equal(other, layer.weight)
+    before = layer.weight.detach().clone()
+    with torch.no_grad():
+        other.zero_()
+    assert torch.equal(layer.weight, before)
+    twice = copy.deepcopy([first := layer.weight, first])
+    assert twice[0] is twice[1]
 
 
 def test_devices_dtypes_and_padding():

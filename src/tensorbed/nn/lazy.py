@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 if TYPE_CHECKING:
     from tensorbed.nn.table import StructuredTable
@@ -40,30 +40,32 @@ class LazyTensor(Tensor):
         if func in _ANSWERED:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if isinstance(kwargs.get("out"), LazyTensor):
-            kwargs["out"]._be_written(func)
         first = next(iter((*args, *kwargs.values())), None)
-        found = first._handled(func, args, kwargs) if isinstance(first, LazyTensor) else NotImplemented
-        return func(*_made(args), **_made(kwargs)) if found is NotImplemented else found
+        answer = first._handled(func, args, kwargs) if isinstance(first, LazyTensor) else NotImplemented
+        return func(*_with_numbers(args), **_with_numbers(kwargs)) if answer is NotImplemented else answer
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return func(*_made(args), **_made(kwargs or {}))
+        return func(*_with_numbers(args), **_with_numbers(kwargs or {}))
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return self._numbers().__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        copied: Tensor = self._numbers().__deepcopy__(memo)
+        return copied
 
     def _numbers(self) -> Tensor:
         raise NotImplementedError
-
-    def _be_written(self, func: Any) -> None:
-        """Told before something is written to it."""
 
     def _handled(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """A call whose first argument this is, where it needs no numbers; ``NotImplemented`` else."""
         return NotImplemented
 
 
-def _made(given: Any) -> Any:
+def _with_numbers(given: Any) -> Any:
     return tree_map_only(LazyTensor, lambda lazy: lazy._numbers(), given)
 
 
@@ -75,6 +77,12 @@ class LazyTable(LazyTensor):
     """
 
     _layer: StructuredTable
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func not in _FREEZING:
+            _refuse_writing(func, args, kwargs or {})
+        return super().__torch_function__(func, types, args, kwargs)
 
     @staticmethod
     def __new__(cls, layer: StructuredTable) -> LazyTable:
@@ -90,21 +98,18 @@ class LazyTable(LazyTensor):
         return made
 
     def _numbers(self) -> Tensor:
-        return self._layer._table()
-
-    def _be_written(self, func: Any) -> None:
-        _refuse(func, self._layer)
+        return _read_only(self._layer._table(), self._layer)
 
     def _handled(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if func is Tensor.data_ptr:
             return next(iter(self._layer.params().values())).data_ptr()
         if func in _FREEZING:
             return self._freeze(*args[1:], **kwargs)
-        _refuse_writing(func, self._layer)
-        if not args:
-            return NotImplemented
-        table = self._numbers()
-        return _kept_from_writing(func(table, *_made(args[1:]), **_made(kwargs)), table, self._layer)
+        return NotImplemented
+
+    def set_(self, *args: Any, **kwargs: Any) -> Any:
+        """The one method that torch does not ask a subclass about."""
+        _refuse(Tensor.set_, self._layer)
 
     def _freeze(self, requires_grad: bool = True) -> Tensor:
         for spec in self._layer.structure.tensors():
@@ -113,17 +118,12 @@ class LazyTable(LazyTensor):
         return LazyTable(self._layer)
 
 
-def _kept_from_writing(made: Any, table: Tensor, layer: StructuredTable) -> Any:
-    """What is written to a view of a table that was made for it alone would be lost."""
-    if not isinstance(made, Tensor) or made.untyped_storage().data_ptr() != table.untyped_storage().data_ptr():
-        return made
-    view = made.as_subclass(_ReadOnly)
-    view._layer = layer
-    return view
-
-
 class _ReadOnly(Tensor):
-    """``layer.weight.data`` or ``layer.weight[3]``: numbers to read. A copy is an ordinary tensor."""
+    """``layer.weight.data`` or ``layer.weight[3]``: numbers to read. A copy is an ordinary tensor.
+
+    What is written to a table that was made for one use, or to a view of it, would be lost. Operators declare what they
+    write to, so that all of them are refused in one place, whatever they are called and wherever the table stands.
+    """
 
     tensorbed_plain = True  # see dispatch.is_traced
     _layer: StructuredTable
@@ -131,12 +131,29 @@ class _ReadOnly(Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        first = next(iter((*args, *kwargs.values())), None)
-        if isinstance(first, _ReadOnly):
-            _refuse_writing(func, first._layer)
+        _refuse_writing(func, args, kwargs)
+        if func in (Tensor.numpy, Tensor.__array__):
+            array = func(_writable(args[0]), *args[1:], **kwargs)
+            array.flags.writeable = False
+            return array
+        if func in (Tensor.tolist, Tensor.__repr__, Tensor.__format__):  # of ordinary tensors only
+            return func(_writable(args[0]), *args[1:], **kwargs)
+        if func is Tensor.__dlpack__:  # who takes it need not know that it is not to be written to
+            return func(args[0]._copied(), *args[1:], **kwargs)
         with torch._C.DisableTorchFunctionSubclass():
-            made = func(*args, **kwargs)
-            return _kept_from_writing(made, first, first._layer) if isinstance(first, _ReadOnly) else made
+            return func(*args, **kwargs)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for argument, given in _named(func, args, kwargs):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                _refuse_any(func, given)
+        result = func(*tree_map_only(_ReadOnly, _writable, args), **tree_map_only(_ReadOnly, _writable, kwargs))
+        tables = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _ReadOnly)]
+        return tree_map_only(Tensor, lambda tensor: _kept_from_writing(tensor, tables), result)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._copied().__reduce_ex__(protocol)
@@ -145,19 +162,51 @@ class _ReadOnly(Tensor):
         return self._copied()
 
     def _copied(self) -> Tensor:
-        with torch._C.DisableTorchFunctionSubclass():
-            return self.detach().as_subclass(Tensor).clone()
+        """An ordinary leaf, as a copy of a dense weight is."""
+        return self.detach().clone().requires_grad_(self.requires_grad)
 
 
-def _refuse_writing(func: Any, layer: StructuredTable) -> None:
+def _read_only(table: Tensor, layer: StructuredTable) -> _ReadOnly:
+    view = table.as_subclass(_ReadOnly)
+    view._layer = layer
+    return view
+
+
+def _writable(table: _ReadOnly) -> Tensor:
+    with torch._C.DisableTorchFunctionSubclass(), torch._C._DisableTorchDispatch():
+        return table.as_subclass(Tensor)
+
+
+def _kept_from_writing(tensor: Tensor, tables: list[_ReadOnly]) -> Tensor:
+    """The tensor, read-only where it is a view of one of the tables."""
+    table = next((table for table in tables if torch._C._is_alias_of(tensor, table)), None)  # type: ignore[attr-defined]
+    return tensor if table is None else _read_only(tensor, table._layer)
+
+
+def _named(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
+    """What the operator's schema says of each argument, and the argument."""
+    for at, argument in enumerate(func._schema.arguments):
+        yield argument, args[at] if at < len(args) else kwargs.get(argument.name)
+
+
+def _refuse_writing(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
+    """Before torch refuses for reasons of its own, and where a method is no operator: ``weight.data = ...``."""
     name = getattr(func, "__name__", "")
     if name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__")):
-        _refuse(func, layer)
+        _refuse_any(func, args[:1])
+    _refuse_any(func, kwargs.get("out"))
+
+
+def _refuse_any(func: Any, written: Any) -> None:
+    for leaf in tree_leaves(written):
+        if isinstance(leaf, (LazyTable, _ReadOnly)):
+            _refuse(func, leaf._layer)
 
 
 def _refuse(func: Any, layer: StructuredTable) -> None:
     names = ", ".join(spec.name for spec in layer.structure.tensors())
     raise RuntimeError(
         f"weight of {type(layer).__name__} is made from {names} and cannot be written to ({func.__name__}); write "
-        f"those, or fit a table with {type(layer).__name__}.from_pretrained."
+        f"those, or fit a table with {type(layer).__name__}.from_pretrained. A copy of it, weight.detach().clone(), is "
+        "an ordinary tensor."
     )
