@@ -161,7 +161,7 @@ class Head(StructuredTable):
             table._followers.add(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        super().__setstate__(state)
         self._follow()
 
     def _make_tensors(self, device: torch.device | str | None, dtype: torch.dtype) -> None:
@@ -184,16 +184,7 @@ class Head(StructuredTable):
     def _pass_on(self, before: Mapping[str, Tensor | None]) -> None:
         """A head may be converted or loaded by itself, or before its table: the tensors are the table's all along."""
         for table in self._tied:
-            for spec in self.structure.tensors():
-                held: dict[str, Any] = table._parameters if spec.trainable else table._buffers
-                self._replace(held, spec.name, before)
-            self._replace(table._buffers, "padding_row", before)
-            for follower in table._followers or ():
-                follower._tie()
-
-    def _replace(self, held: dict[str, Any], name: str, before: Mapping[str, Tensor | None]) -> None:
-        if held.get(name) is before[name]:
-            held[name] = getattr(self, name)
+            self._hand_over(table, before)
 
     def _save_to_state_dict(self, *args: Any) -> None:
         self._tie()

@@ -53,6 +53,8 @@ class StructuredTable(nn.Module):
     padding_row: Tensor | None
     # Layers that hold this one's tensors. Where they are replaced here, they are there.
     _followers: WeakSet[StructuredTable] | None = None
+    # Layers of which none has the others' tensors from another, this one among them.
+    _peers: Peers | None = None
 
     def __init__(
         self,
@@ -292,6 +294,35 @@ class StructuredTable(nn.Module):
         self._tie()
         for follower in self._followers or ():
             follower._tie()
+        for peer in self._peers.layers if self._peers is not None else ():
+            self._hand_over(peer, before)
+
+    def _hand_over(self, other: StructuredTable, before: Mapping[str, Tensor | None]) -> None:
+        """Give another layer what has just taken the place of tensors that both held, and those who follow it."""
+        for name in shared_names(self):
+            held: dict[str, Any] = other._parameters if name in other._parameters else other._buffers
+            if other is not self and held.get(name) is before[name]:
+                held[name] = getattr(self, name)
+        for follower in other._followers or ():
+            follower._tie()
+
+    def share(self, source: StructuredTable) -> None:
+        """Hold the source's very tensors, and go on when those of either are replaced, without knowing each other.
+
+        :class:`Head` knows the table that it is tied to. transformers ties by names: what a layer is tied to may be on
+        disk, or replaced by another.
+        """
+        for name in shared_names(self):
+            setattr(self, name, getattr(source, name))
+        if source._peers is None:
+            source._peers = Peers(source)
+        self._peers = source._peers
+        self._peers.layers.add(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        if self._peers is not None:
+            self._peers.layers.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy of the table alone has no followers; those copied along enter themselves again.
@@ -313,6 +344,22 @@ class StructuredTable(nn.Module):
         before = self._own()
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._settle(before)  # tensors may have been assigned and not copied into
+
+
+class Peers:
+    """Layers that :meth:`StructuredTable.share` tensors. A copy has none: the layers copied along enter themselves."""
+
+    def __init__(self, *layers: StructuredTable) -> None:
+        self.layers = WeakSet(layers)
+
+    def __reduce__(self) -> tuple[type[Peers], tuple[()]]:
+        return Peers, ()
+
+
+def shared_names(layer: StructuredTable) -> list[str]:
+    """The tensors that a tied layer has from its table."""
+    own = [spec.name for spec in layer.structure.tensors()]
+    return own if layer.padding_row is None else [*own, "padding_row"]
 
 
 def wrapped_padding_idx(padding_idx: int | None, rows: int) -> int | None:

@@ -16,14 +16,13 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from tensorbed.convert import compress_
-from tensorbed.integrations.transformers import resizing
+from tensorbed.integrations.transformers import resizing, ties
 from tensorbed.integrations.transformers.config import GGUF, METHOD, TensorbedConfig
 from tensorbed.integrations.transformers.ties import (
     restore,
     rewrite,
     separate,
-    share,
-    shared_names,
+    share_tensors,
     sources_of,
     tables,
     untied,
@@ -31,7 +30,7 @@ from tensorbed.integrations.transformers.ties import (
 from tensorbed.nn.described import described, put, rebuilt
 from tensorbed.nn.head import Head
 from tensorbed.nn.lazy import LazyTable
-from tensorbed.nn.table import StructuredTable
+from tensorbed.nn.table import StructuredTable, shared_names
 
 # Models draw the weights of all their layers anew before a file is read, unless marked; ours are never drawn that way.
 LazyTable._is_hf_initialized = True  # type: ignore[attr-defined]
@@ -93,7 +92,7 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
         separate(model)  # again: layers may have been replaced since
         rewrite(model, sources_of(tables(model)))
         _describe(model)
-        model.tie_weights()  # a move to another device copies what is not a Parameter
+        model.tie_weights()  # others may have set tensors of one layer alone
         state: dict[str, Tensor] = model.state_dict()
         for name, layer in tables(model).items():
             state[f"{name}.weight"] = torch.empty(0, dtype=layer._dtype)
@@ -109,6 +108,7 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
         put(model, made)
         restore(model, broken)
         resizing.uninstall(model)
+        ties.uninstall(model)
         model.tie_weights()
         return model if dtype in (None, own) else model.to(dtype)
 
@@ -139,10 +139,9 @@ def adopt(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _adopt(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
-    found = tables(model)
-    for name, source in sources.items():
-        share(found[name], found[source])
+    share_tensors(model, sources)
     rewrite(model, sources)
+    ties.install(model)
     resizing.install(model)
     if not isinstance(getattr(model, "hf_quantizer", None), TensorbedQuantizer):
         _own_config(model)

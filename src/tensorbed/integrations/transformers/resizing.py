@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from tensorbed.integrations.transformers.ties import share, tables
+from tensorbed.integrations.transformers.ties import tables
 from tensorbed.nn.described import identity, put
 from tensorbed.nn.resizing import resized
 from tensorbed.nn.table import StructuredTable
@@ -69,7 +69,7 @@ def _resized(
     for name, other in tables(model).items():
         if other is not layer and identity(other) == identity(layer):
             new = _as_before(resized(other, rows), other)
-            share(new, made)
+            new.share(made)
             put(model, {name: new})
     return made
 

@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Mapping
+from functools import partial
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
 from tensorbed.nn.described import described, identity, put, rebuilt
 from tensorbed.nn.head import Head
-from tensorbed.nn.table import StructuredTable
+from tensorbed.nn.table import StructuredTable, shared_names
 
 
 def tables(model: nn.Module) -> dict[str, StructuredTable]:
     """Our layers by every name they have."""
     modules = model.named_modules(remove_duplicate=False)
     return {name: module for name, module in modules if isinstance(module, StructuredTable)}
-
-
-def shared_names(layer: StructuredTable) -> list[str]:
-    """The tensors that a tied layer has from its table."""
-    own = [spec.name for spec in layer.structure.tensors()]
-    return own if layer.padding_row is None else [*own, "padding_row"]
-
-
-def share(layer: StructuredTable, source: StructuredTable) -> None:
-    """Hold the source's very tensors."""
-    for name in shared_names(layer):
-        setattr(layer, name, getattr(source, name))
 
 
 def sources_of(found: Mapping[str, StructuredTable]) -> dict[str, str]:
@@ -55,8 +45,34 @@ def separate(model: nn.Module) -> None:
         alone.fit_error = layer.fit_error
         if isinstance(layer, Head) and isinstance(alone, Head):
             alone.bias = layer.bias
-        share(alone, found[source])
+        alone.share(found[source])
         put(model, {name: alone})
+
+
+def install(model: PreTrainedModel) -> None:
+    """After ``model.tie_weights()``, of whichever part, layers that share tensors go on when they are moved."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            # Not a closure: models are pickled and copied.
+            object.__setattr__(part, "tie_weights", partial(_tie_weights, part))
+
+
+def uninstall(model: PreTrainedModel) -> None:
+    """Back to the class's own."""
+    for part in model.modules():
+        part.__dict__.pop("tie_weights", None)
+
+
+def _tie_weights(model: PreTrainedModel, *args: Any, **options: Any) -> None:
+    type(model).tie_weights(model, *args, **options)
+    share_tensors(model, sources_of(tables(model)))
+
+
+def share_tensors(model: nn.Module, sources: Mapping[str, str]) -> None:
+    """Each layer holds the tensors of its source."""
+    found = tables(model)
+    for name, source in sources.items():
+        found[name].share(found[source])
 
 
 def untied(model: PreTrainedModel) -> set[str]:
