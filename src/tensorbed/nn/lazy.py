@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from tensorbed.nn.table import StructuredTable
 
 # What a tensor says of itself without its numbers.
-_PROPERTIES = ("shape", "dtype", "device", "layout", "requires_grad", "ndim", "grad", "is_meta", "is_cpu", "is_cuda")
+_PROPERTIES = ("shape", "dtype", "device", "layout", "requires_grad", "ndim", "is_meta", "is_cpu", "is_cuda")
 _METHODS = (
     "is_floating_point",
     "is_complex",
@@ -28,6 +28,7 @@ _METHODS = (
 _ANSWERED: frozenset[Callable[..., Any]] = frozenset(
     [getattr(Tensor, name).__get__ for name in _PROPERTIES] + [getattr(Tensor, name) for name in _METHODS]
 )
+_GRAD = getattr(Tensor, "grad").__get__  # noqa: B009
 _FREEZING = (getattr(Tensor, "requires_grad").__set__, Tensor.requires_grad_)  # noqa: B009
 
 
@@ -42,13 +43,13 @@ class LazyTensor(Tensor):
                 return func(*args, **kwargs)
         first = next(iter((*args, *kwargs.values())), None)
         answer = first._handled(func, args, kwargs) if isinstance(first, LazyTensor) else NotImplemented
-        return func(*_with_numbers(args), **_with_numbers(kwargs)) if answer is NotImplemented else answer
+        return func(*with_numbers(args), **with_numbers(kwargs)) if answer is NotImplemented else answer
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return func(*_with_numbers(args), **_with_numbers(kwargs or {}))
+        return func(*with_numbers(args), **with_numbers(kwargs or {}))
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return self._numbers().__reduce_ex__(protocol)
@@ -65,7 +66,8 @@ class LazyTensor(Tensor):
         return NotImplemented
 
 
-def _with_numbers(given: Any) -> Any:
+def with_numbers(given: Any) -> Any:
+    """The same with numbers for all that is lazy."""
     return tree_map_only(LazyTensor, lambda lazy: lazy._numbers(), given)
 
 
@@ -105,7 +107,7 @@ class LazyTable(LazyTensor):
             return next(iter(self._layer.params().values())).data_ptr()
         if func in _FREEZING:
             return self._freeze(*args[1:], **kwargs)
-        return NotImplemented
+        return None if func == _GRAD else NotImplemented
 
     def set_(self, *args: Any, **kwargs: Any) -> Any:
         """The one method that torch does not ask a subclass about."""

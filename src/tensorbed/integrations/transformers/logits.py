@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
+from tensorbed.dispatch import differentiable_once, is_autocast, is_transformed, recording
 from tensorbed.nn.head import Head
-from tensorbed.nn.lazy import LazyTensor
+from tensorbed.nn.lazy import LazyTensor, with_numbers
 
 
 def loss_without_logits(model: nn.Module, on: bool = True) -> nn.Module:
     """While ``model`` trains, our heads give logits that ``F.cross_entropy`` never makes. Off with ``on=False``.
 
     ``model(input_ids, labels=labels).loss`` then takes the memory of :meth:`tensorbed.Head.loss`. Whatever else is done
-    with the logits, a softcap for instance, makes them as before. In ``torch.compile`` the graph breaks there.
+    with the logits, a softcap for instance, makes them as before: they, their views and their copies are read, written
+    and differentiated as those of any head. In ``torch.compile`` the graph breaks there.
     """
     heads = [module for module in model.modules() if isinstance(module, Head)]
     if not heads:
@@ -33,52 +38,204 @@ def loss_without_logits(model: nn.Module, on: bool = True) -> nn.Module:
 
 
 def _forward(head: Head, h: Tensor, *args: Any, **options: Any) -> Any:
-    lazily = head.training and torch.is_grad_enabled() and not args and not options
-    if not lazily:
-        return Head.forward(head, h, *args, **options)
-    device = h.device.type
-    mixed = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    return LazyLogits(head, h, mixed, mixed or h.dtype)
+    # Parameters that are none were put in place of the head's own for this call alone.
+    own = all(isinstance(parameter, nn.Parameter) for parameter in head.parameters())
+    lazily = head.training and torch.is_grad_enabled() and own and not is_transformed() and not args and not options
+    return _lazy_logits(head, h) if lazily else Head.forward(head, h, *args, **options)
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def _lazy_logits(head: Head, h: Tensor) -> LazyLogits:
+    call = _Call(head, h)
+    like = torch.empty(*h.shape[:-1], head.num_classes, dtype=call.mixed or h.dtype, device="meta")
+    sources = [tensor for tensor in (h, *head.parameters()) if tensor.requires_grad]
+    return LazyLogits(call, like, h, call.logits, partial(call.differentiated, sources), sources)
+
+
+class _Call:
+    """One call of a head, and all logits that come of it: they are made together, before any is written to."""
+
+    def __init__(self, head: Head, h: Tensor) -> None:
+        self.head, self.h = head, h
+        mixed = is_autocast(h) and h.dtype != torch.float64
+        self.mixed = torch.get_autocast_dtype(h.device.type) if mixed else None
+        self.members: list[weakref.ref[LazyLogits]] = []
+        self.watched = False  # whether somebody asks for their gradients
+        self.parameters = dict(head.named_parameters())
+        self.versions = [(t, t._version) for t in (h, *head.parameters(), *head.buffers()) if not t.is_inference()]
+
+    def logits(self) -> Tensor:
+        return self.logits_of(self.h)
+
+    def logits_of(self, h: Tensor) -> Tensor:
+        self.check()
+        with self.under(self.mixed):
+            made: Tensor = Head.forward(self.head, h)
+        return made
+
+    def under(self, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
+        """Autocast as it was when the head was called, or to another dtype."""
+        device = self.h.device.type
+        if not torch.amp.is_autocast_available(device):
+            return nullcontext()
+        return torch.autocast(device, enabled=False) if dtype is None else torch.autocast(device, dtype=dtype)
+
+    def make(self) -> None:
+        """All that somebody still holds."""
+        with torch.inference_mode(False), recording(True):
+            for member in self.living():
+                if member._kept is None:
+                    member._kept = member._make()
+
+    def living(self) -> Iterator[LazyLogits]:
+        """A view after what it is a view of."""
+        return (member for member in (reference() for reference in self.members) if member is not None)
+
+    def check(self) -> None:
+        """Refuse to compute with other numbers than the head was called with."""
+        now = dict(self.head.named_parameters())
+        # Shards are of another type, and gathered when the head is called.
+        replaced = any(
+            type(now[name]) is nn.Parameter and now[name] is not own for name, own in self.parameters.items()
+        )
+        if replaced or any(tensor._version != version for tensor, version in self.versions):
+            raise RuntimeError(
+                "these logits were not made yet, and what they are made from has changed since the head was called. "
+                "Compute with them before the optimiser's step, or have them made at once: "
+                "loss_without_logits(model, on=False)."
+            )
+
+    def differentiated(self, sources: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
+        """Gradients of the hidden vectors and the parameters for one of the logits."""
+        with torch.enable_grad():
+            logits = self.logits()
+        return torch.autograd.grad(logits, sources, grad, allow_unused=True)
+
+    def is_watched(self) -> bool:
+        with torch._C.DisableTorchFunctionSubclass():
+            return self.watched or any(member.retains_grad for member in self.living())
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        before, self.watched = self.watched, True
+        try:
+            yield
+        finally:
+            self.watched = before
 
 
 class LazyLogits(LazyTensor):
     """``head(h)`` to be: known in shape and dtype, made by the first computation that wants its numbers.
 
     Casts, slices of positions and ``view(-1, classes)`` leave it so; ``F.cross_entropy`` is the head's own loss. Once
-    made they are kept, and may be written to.
+    made they are kept, and may be written to: whatever was a view of them then is a view of what was made.
     """
 
-    _head: Head
-    _h: Tensor
-    _mixed: torch.dtype | None  # of autocast when the head was called
+    _call: _Call
+    _h: Tensor  # the hidden vectors of these positions
+    _like: Tensor  # laid out as these logits, without numbers
+    _make: Callable[[], Tensor]
     _kept: Tensor | None
 
     @staticmethod
-    def __new__(cls, head: Head, h: Tensor, mixed: torch.dtype | None, dtype: torch.dtype) -> LazyLogits:
-        shape = (*h.shape[:-1], head.num_classes)
-        made: LazyLogits = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=h.device, requires_grad=True)
-        made._head, made._h, made._mixed, made._kept = head, h, mixed, None
-        return made
+    def __new__(
+        cls,
+        call: _Call,
+        like: Tensor,
+        h: Tensor,
+        make: Callable[[], Tensor],
+        differentiated: Callable[[Tensor], tuple[Tensor | None, ...]],
+        sources: Sequence[Tensor],
+    ) -> LazyLogits:
+        lazy: LazyLogits = _Place.apply(like, h.device, differentiated, *sources)  # type: ignore[no-untyped-call]
+        lazy._call, lazy._like, lazy._h, lazy._make, lazy._kept = call, like, h, make, None
+        call.members.append(weakref.ref(lazy))
+        return lazy
+
+    @classmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _DIFFERENTIATING:
+            return _DIFFERENTIATING[func](*args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
 
     def _handled(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if func in _WATCHED:
+            return _WATCHED[func](*args, **kwargs)
         handler = _HANDLED.get(func)
         if handler is None or self._kept is not None or not args:
             return NotImplemented
-        found = handler(*args, **kwargs)
-        return NotImplemented if found is None else found
-
-    def _with(self, h: Tensor, dtype: torch.dtype | None = None) -> LazyLogits:
-        return LazyLogits(self._head, h, self._mixed, dtype or self.dtype)
-
-    def _under(self, dtype: torch.dtype | None) -> AbstractContextManager[Any]:
-        device = self._h.device.type
-        return torch.autocast(device, enabled=False) if dtype is None else torch.autocast(device, dtype=dtype)
+        answer = handler(*args, **kwargs)
+        return NotImplemented if answer is None else answer
 
     def _numbers(self) -> Tensor:
         if self._kept is None:
-            with self._under(self._mixed):
-                self._kept = Head.forward(self._head, self._h).to(self.dtype)
+            self._call.make()
+        assert self._kept is not None
         return self._kept
+
+    def _derived(self, step: Callable[[Tensor], Tensor], h: Tensor) -> LazyLogits | None:
+        """What a step, a view or a cast, makes of these: perhaps themselves."""
+        like = step(self._like)
+        if like is self._like:
+            return self
+        if not torch.is_grad_enabled():
+            return None
+        shape, dtype, device = self.shape, self.dtype, self.device
+
+        def differentiated(grad: Tensor) -> tuple[Tensor | None, ...]:
+            with torch.enable_grad():
+                before = torch.zeros((), dtype=dtype, device=device).expand(shape).requires_grad_()
+                after = step(before)
+            return torch.autograd.grad(after, before, grad)
+
+        return LazyLogits(self._call, like, h, lambda: step(self._numbers()), differentiated, [self])
+
+
+class _Place(torch.autograd.Function):
+    """Where logits that are not made stand in the graph, so that a gradient can be asked for there."""
+
+    @staticmethod
+    def forward(ctx: Any, like: Tensor, device: torch.device, differentiated: Any, *sources: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.differentiated, ctx.sources = differentiated, len(sources)
+        lazy: Tensor = Tensor._make_wrapper_subclass(
+            LazyLogits,
+            like.shape,
+            strides=like.stride(),
+            storage_offset=like.storage_offset(),
+            dtype=like.dtype,
+            device=device,
+        )
+        return lazy
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        if grad is None:
+            return (None,) * (3 + ctx.sources)
+        return None, None, None, *_pulled_back(ctx, grad)
+
+
+class _Loss(torch.autograd.Function):
+    """A loss computed without logits. Its gradient goes past them, and through them where somebody asks for theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, logits: Tensor, call: _Call, differentiated: Any) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.call, ctx.differentiated = call, differentiated
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> Any:
+        if grad is None or not ctx.call.is_watched():
+            return grad, None, None, None
+        return None, *_pulled_back(ctx, grad), None, None
+
+
+@differentiable_once
+def _pulled_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    gradients: tuple[Any, ...] = ctx.differentiated(grad)
+    return gradients
 
 
 def _cast(lazy: LazyLogits, *args: Any, **kwargs: Any) -> LazyLogits | None:
@@ -88,18 +245,19 @@ def _cast(lazy: LazyLogits, *args: Any, **kwargs: Any) -> LazyLogits | None:
     dtype = kwargs.get("dtype", args[0] if args else lazy.dtype)
     dtype = lazy.dtype if isinstance(dtype, (str, torch.device)) and torch.device(dtype) == lazy.device else dtype
     plain = isinstance(dtype, torch.dtype) and dtype.is_floating_point and len(args) + len(kwargs) <= 1
-    return lazy._with(lazy._h, dtype) if plain else None
+    return lazy._derived(lambda logits: logits.to(dtype), lazy._h) if plain else None
 
 
-def _viewed(lazy: LazyLogits, *shape: Any, **named: Any) -> LazyLogits | None:
+def _laid_out(method: Callable[..., Tensor], lazy: LazyLogits, *args: Any, **kwargs: Any) -> LazyLogits | None:
     """Positions laid out otherwise, classes last as before."""
-    sizes = tuple(shape[0]) if len(shape) == 1 and isinstance(shape[0], (tuple, list)) else shape
-    if named or len(sizes) < 2 or not all(isinstance(size, int) for size in sizes):
+
+    def step(logits: Tensor) -> Tensor:
+        return method(logits, *args, **kwargs)
+
+    like = step(lazy._like)
+    if like.dtype != lazy.dtype or like.shape[-1:] != lazy.shape[-1:]:
         return None
-    classes = lazy.shape[-1]
-    if sizes[-1] != classes and not (sizes[-1] == -1 and lazy._h.shape[:-1].numel() == torch.Size(sizes[:-1]).numel()):
-        return None
-    return lazy._with(lazy._h.reshape(*sizes[:-1], lazy._h.shape[-1]))
+    return lazy._derived(step, lazy._h.reshape(*like.shape[:-1], lazy._h.shape[-1]))
 
 
 def _sliced(lazy: LazyLogits, index: Any) -> LazyLogits | None:
@@ -112,7 +270,7 @@ def _sliced(lazy: LazyLogits, index: Any) -> LazyLogits | None:
         parts = (*parts[:at], *[slice(None)] * (lazy.dim() + 1 - len(parts)), *parts[at + 1 :])
     if len(parts) > lazy.dim() or (len(parts) == lazy.dim() and parts[-1] != slice(None)):
         return None
-    return lazy._with(lazy._h[parts])
+    return lazy._derived(lambda logits: logits[parts], lazy._h[parts])
 
 
 def _cross_entropy(
@@ -128,26 +286,123 @@ def _cross_entropy(
     by_class = lazy.dim() == 2 and not target.is_floating_point() and size_average is None and reduce is None
     if not by_class:
         return None
+    call, h, dtype = lazy._call, lazy._h, lazy.dtype
+    call.check()
+    options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
     # Logits of half precision that were cast to single have a loss of single precision; so has autocast.
-    half = lazy._h.dtype in (torch.float16, torch.bfloat16) and lazy.dtype == torch.float32
-    with lazy._under(lazy._mixed or (lazy._h.dtype if half else None)):
-        loss = lazy._head.loss(
-            lazy._h,
-            target,
-            ignore_index=ignore_index,
-            label_smoothing=label_smoothing,
-            reduction=reduction,
-            class_weight=weight,
+    half = h.dtype in (torch.float16, torch.bfloat16) and dtype == torch.float32
+    with call.under(call.mixed or (h.dtype if half else None)):
+        loss = call.head.loss(h, target, class_weight=weight, **options).to(dtype)
+
+    def differentiated(grad: Tensor) -> tuple[Tensor | None, ...]:
+        logits = call.logits_of(h).to(dtype).requires_grad_()
+        with torch.enable_grad():
+            again = F.cross_entropy(logits, target, weight, **options)
+        return torch.autograd.grad(again, logits, grad)
+
+    made: Tensor = _Loss.apply(loss, lazy, call, differentiated)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _places(lazy: LazyLogits) -> list[Any]:
+    """Where the graph has these logits: for losses without them, and for whatever was computed with their numbers."""
+    with torch._C.DisableTorchFunctionSubclass():
+        unmade = [get_gradient_edge(lazy)] if lazy.requires_grad else []
+    return unmade if lazy._kept is None else [*unmade, lazy._kept]
+
+
+def _gradients(
+    outputs: Any,
+    inputs: Sequence[Any],
+    *,
+    allow_unused: bool | None = None,
+    materialize_grads: bool = False,
+    **options: Any,
+) -> tuple[Tensor | None, ...]:
+    """``torch.autograd.grad`` with regard to logits, among others."""
+    places = [_places(one) if isinstance(one, LazyLogits) else [with_numbers(one)] for one in inputs]
+    watched = {one._call for one in inputs if isinstance(one, LazyLogits)}
+    with ExitStack() as stack:
+        for call in watched:
+            stack.enter_context(call.watching())
+        found = iter(torch.autograd.grad(with_numbers(outputs), list(chain(*places)), allow_unused=True, **options))
+    gradients = [_total([next(found) for _ in part]) for part in places]
+    if materialize_grads:
+        return tuple(torch.zeros_like(one) if g is None else g for one, g in zip(inputs, gradients, strict=True))
+    if not allow_unused and any(gradient is None for gradient in gradients):
+        raise RuntimeError(
+            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if "
+            "this is the desired behavior."
         )
-    return loss.to(lazy.dtype)
+    return tuple(gradients)
+
+
+def _backward(tensors: Any, *, inputs: Sequence[Any] | None = None, **options: Any) -> None:
+    """``torch.autograd.backward``, into ``grad`` of logits too where they are among the inputs."""
+    made = [one._kept for one in inputs or () if isinstance(one, LazyLogits) and one._kept is not None]
+    tensors, options = with_numbers((tensors, options))
+    with torch._C.DisableTorchFunctionSubclass():
+        torch.autograd.backward(tensors, inputs=None if inputs is None else [*inputs, *made], **options)
+
+
+def _total(gradients: Sequence[Tensor | None]) -> Tensor | None:
+    there = [gradient for gradient in gradients if gradient is not None]
+    return sum(there[1:], there[0]) if there else None
+
+
+def _grad(lazy: LazyLogits) -> Tensor | None:
+    with torch._C.DisableTorchFunctionSubclass():
+        held = [lazy.grad] if lazy.retains_grad else []
+    kept = lazy._kept
+    return _total([*held, kept.grad] if kept is not None and kept.retains_grad else held)
+
+
+def _set_grad(lazy: LazyLogits, grad: Tensor | None) -> None:
+    with torch._C.DisableTorchFunctionSubclass():
+        lazy.grad = None
+    lazy._numbers().grad = grad
+
+
+def _retain_grad(lazy: LazyLogits) -> None:
+    lazy._call.watched = True
+    with torch._C.DisableTorchFunctionSubclass():
+        lazy.retain_grad()
+    lazy._numbers().retain_grad()
+
+
+class _Handles(ExitStack):
+    """Of a hook in both places that logits have in the graph."""
+
+    remove = ExitStack.close
+
+
+def _register_hook(lazy: LazyLogits, hook: Callable[[Tensor], Any]) -> _Handles:
+    lazy._call.watched = True
+    handles = _Handles()
+    with torch._C.DisableTorchFunctionSubclass():
+        handles.enter_context(Tensor.register_hook(lazy, hook))  # type: ignore[no-untyped-call]
+    handles.enter_context(Tensor.register_hook(lazy._numbers(), hook))  # type: ignore[no-untyped-call]
+    return handles
 
 
 _HANDLED: dict[Callable[..., Any], Callable[..., Any]] = {
-    Tensor.float: lambda lazy, **_: lazy._with(lazy._h, torch.float32),
+    Tensor.float: lambda lazy, **named: lazy._derived(lambda logits: logits.float(**named), lazy._h),
     Tensor.to: _cast,
-    Tensor.contiguous: lambda lazy, **_: lazy,
-    Tensor.view: _viewed,
-    Tensor.reshape: _viewed,
+    Tensor.contiguous: partial(_laid_out, Tensor.contiguous),
+    Tensor.view: partial(_laid_out, Tensor.view),
+    Tensor.reshape: partial(_laid_out, Tensor.reshape),
     Tensor.__getitem__: _sliced,
     F.cross_entropy: _cross_entropy,
+}
+_DIFFERENTIATING: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.autograd.grad: _gradients,
+    torch.autograd.backward: _backward,
+}
+_GRAD: Any = vars(torch._C.TensorBase)["grad"]
+# Of logits that are made and of those that are not.
+_WATCHED: dict[Callable[..., Any], Callable[..., Any]] = {
+    _GRAD.__get__: _grad,
+    _GRAD.__set__: _set_grad,
+    Tensor.retain_grad: _retain_grad,
+    Tensor.register_hook: _register_hook,
 }
