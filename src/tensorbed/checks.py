@@ -12,6 +12,14 @@ import torch
 from torch import Tensor
 
 
+def require_bool(value: object, name: str, advice: str = "") -> bool:
+    """``True`` or ``False``, or an error that shows what was given in its place and adds the advice."""
+    if not isinstance(value, bool):
+        shown = f"{name} must be True or False, got {value!r} ({type(value).__name__})"
+        raise TypeError(f"{shown}; {advice}." if advice else f"{shown}.")
+    return value
+
+
 def require_int(value: object, name: str) -> int:
     """A whole number, also numpy's, as a Python int; or an error that shows what it was."""
     if isinstance(value, bool) or not hasattr(value, "__index__") or isinstance(value, Tensor):

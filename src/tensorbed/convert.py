@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tensorbed.calibration import recorded, together
-from tensorbed.checks import naming, require_int
+from tensorbed.checks import naming, require_bool, require_int
 from tensorbed.finding import MIN_ROWS, Formats, Weight, found_tables, is_scaled
 from tensorbed.frameworks import check_layers, tell
 from tensorbed.nn.bag import EmbeddingBag
@@ -60,6 +60,8 @@ def compress_(
         >>> print(report)
     """
     _check(model, format, min_rows, skip, tied)
+    require_bool(fit, "fit")
+    require_bool(include_heads, "include_heads")
     if calibrate is not None and not (fit and callable(calibrate)):
         raise ValueError("calibrate is a function that runs the model, for fit=True; leave it out else.")
     before = _sizes(model)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensorbed.checks import naming, require_int, require_number, require_positive
+from tensorbed.checks import naming, require_bool, require_int, require_number, require_positive
 from tensorbed.finding import MIN_ROWS, Weight, found_tables
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.nn.table import check_format
@@ -193,6 +193,7 @@ def plan(
     """
     if purpose not in ("pretrained", "train"):
         raise ValueError(f'purpose={purpose!r}: choose "pretrained" or "train".')
+    require_bool(include_heads, "include_heads")
     if formats is not None:
         _check_formats(formats)
     same_rows_as: dict[str, str] = {}

@@ -225,7 +225,7 @@ def test_scores_beyond_the_range_of_exp(head, batch):
         (lambda h, x, y: tb.linear_cross_entropy(x, h.structure, y, params={}), ValueError, "core_0 is missing"),
         (lambda h, x, y: tb.linear_cross_entropy(x, h.structure, y, params=[x]), TypeError, "give params= with core_0"),
         (lambda h, x, y: tb.linear_cross_entropy(x, h, y, linear_bias=torch.ones(101).double()), ValueError, "float64"),
-        (lambda h, x, y: tb.Head(5, 5, tb.Dense(), "no"), TypeError, "bias says whether"),
+        (lambda h, x, y: tb.Head(5, 5, tb.Dense(), "no"), TypeError, "bias must be True or False"),
         (lambda h, x, y: tb.TTHead.tied_to(tb.LowRankEmbedding(5, 5)), TypeError, "use tb.Head.tied_to"),
         (lambda h, x, y: tb.LowRankHead.tied_to(tb.TTEmbedding(6, 4)), TypeError, "use tb.Head.tied_to"),
         (lambda h, x, y: h(x, y, smoothing=0.1), TypeError, "unexpected smoothing"),

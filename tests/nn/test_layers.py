@@ -1,6 +1,7 @@
 """The layers' own surface: arguments, errors, shorthands, cores."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -83,6 +84,66 @@ def test_unsupported_arguments_are_refused_by_name(layer):
         layer(1000, 24, padding_idx=1.0)
     with pytest.raises(TypeError, match="dtype="):
         layer(1000, 24, dtype=torch.int32)
+
+
+FITTED = [
+    *((layer, {"rank": 2}) for layer in (*NAMED, tb.TTHead, tb.TRHead, tb.LowRankHead)),
+    *((layer, {"format": tb.TensorTrain(rank=2)}) for layer in (tb.Embedding, tb.EmbeddingBag, tb.Head)),
+]
+NO_BOOLS = [1, 0, None, "no", torch.tensor(True), tb.TensorTrain(rank=2)]
+
+
+@pytest.mark.parametrize(("layer", "size"), FITTED)
+@pytest.mark.parametrize("given", NO_BOOLS, ids=repr)
+def test_freeze_is_true_or_false(layer, size, given):
+    with pytest.raises(TypeError, match=rf"freeze must be True or False, got {re.escape(repr(given))}"):
+        layer.from_pretrained(torch.randn(12, 8), freeze=given, **size)
+
+
+@pytest.mark.parametrize("name", ["Embedding", "EmbeddingBag", "Head"])
+@pytest.mark.parametrize("kind", ["TT", "TR", "LowRank"])
+def test_a_format_given_to_a_shorthand_is_refused_with_the_layer_that_takes_one(kind, name):
+    shorthand, format = getattr(tb, kind + name), tb.TensorTrain(rank=2)
+    with pytest.raises(TypeError, match=rf"{kind}{name}\.from_pretrained\(table, rank=16\)") as refused:
+        shorthand.from_pretrained(torch.randn(12, 8), format)
+    assert f"tb.{name}.from_pretrained(table, format)" in str(refused.value)
+    with pytest.raises(TypeError, match="freeze must be True or False, got 16"):
+        shorthand.from_pretrained(torch.randn(12, 8), 16)
+
+
+@pytest.mark.parametrize("given", NO_BOOLS, ids=repr)
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("scale_grad_by_freq", lambda flag: tb.TTEmbedding(12, 8, 2, scale_grad_by_freq=flag)),
+        ("scale_grad_by_freq", lambda flag: tb.TTEmbeddingBag(12, 8, 2, scale_grad_by_freq=flag)),
+        (
+            "scale_grad_by_freq",
+            lambda flag: tb.TTEmbedding.from_pretrained(torch.randn(12, 8), rank=2, scale_grad_by_freq=flag),
+        ),
+        ("sparse", lambda flag: tb.TTEmbedding(12, 8, 2, sparse=flag)),
+        ("include_last_offset", lambda flag: tb.TTEmbeddingBag(12, 8, 2, include_last_offset=flag)),
+        (
+            "include_last_offset",
+            lambda flag: tb.TTEmbeddingBag.from_pretrained(torch.randn(12, 8), rank=2, include_last_offset=flag),
+        ),
+        ("bias", lambda flag: tb.Head(8, 12, tb.Dense(), flag)),
+        ("bias", lambda flag: tb.TTHead(8, 12, 2, bias=flag)),
+        ("bias", lambda flag: tb.Head.tied_to(tb.TTEmbedding(12, 8, 2), flag)),
+        ("bias", lambda flag: tb.TTHead.tied_to(tb.TTEmbedding(12, 8, 2), flag)),
+        ("bias", lambda flag: tb.embedding_and_head(12, 8, tb.Dense(), bias=flag)),
+        ("tied", lambda flag: tb.embedding_and_head(12, 8, tb.Dense(), tied=flag)),
+        ("training", lambda flag: tb.Head(8, 12, tb.Dense()).explain(3, training=flag)),
+        ("fit", lambda flag: tb.compress_(nn.Sequential(nn.Embedding(12, 8)), tb.Dense(), min_rows=1, fit=flag)),
+        ("include_heads", lambda flag: tb.compress_(nn.Sequential(), tb.Dense(), include_heads=flag)),
+        ("include_heads", lambda flag: tb.plan(nn.Sequential(nn.Embedding(12, 8)), ratio=2, include_heads=flag)),
+        ("rotate", lambda flag: tb.ProductQuantized(rotate=flag)),
+    ],
+)
+def test_what_is_true_or_false_is_nothing_else(name, use, given):
+    """As torch's own layers refuse it, some only in forward: a string, "no" or "untie", would mean yes."""
+    with pytest.raises(TypeError, match=rf"{name} must be True or False, got {re.escape(repr(given))}"):
+        use(given)
 
 
 def test_bad_sizes_and_formats():

@@ -7,6 +7,7 @@ from typing import Self, Unpack
 import torch
 from torch import Tensor
 
+from tensorbed.checks import require_bool
 from tensorbed.contraction.bags import can_trace, chain_bags
 from tensorbed.contraction.compiled import Table, compute
 from tensorbed.dispatch import checked_indices, clamped_for_export, full_precision, is_plain, is_traced, is_transformed
@@ -51,6 +52,7 @@ class EmbeddingBag(StructuredTable):
         **options: Unpack[TableOptions],
     ) -> None:
         check_mode(mode, options.get("scale_grad_by_freq", False))
+        require_bool(include_last_offset, "include_last_offset")
         super().__init__(num_embeddings, embedding_dim, format, device=device, dtype=dtype, **options)
         self.mode, self.include_last_offset = mode, include_last_offset
 
@@ -69,6 +71,7 @@ class EmbeddingBag(StructuredTable):
     ) -> Self:
         """Fit a format to a trained table; see :meth:`Embedding.from_pretrained`."""
         check_mode(mode, options.get("scale_grad_by_freq", False))
+        require_bool(include_last_offset, "include_last_offset")
         layer = cls._fitted(table, format, freeze, dtype, use, **options)
         layer.mode, layer.include_last_offset = mode, include_last_offset
         return layer

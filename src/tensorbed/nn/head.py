@@ -10,7 +10,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from tensorbed.checks import require_positive
+from tensorbed.checks import require_bool, require_positive
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.table import StructuredTable, TableOptions
 from tensorbed.structures import Format, Use
@@ -73,8 +73,7 @@ class Head(StructuredTable):
     ) -> None:
         check_budget(memory_budget)
         check_impl(impl)
-        if not isinstance(bias, bool):
-            raise TypeError(f"bias says whether there is one, True or False, got {type(bias).__name__}.")
+        require_bool(bias, "bias")
         in_features = require_positive(in_features, "in_features")
         num_classes = require_positive(num_classes, "num_classes")
         super().__init__(num_classes, in_features, format, std=std, device=device, dtype=dtype)
@@ -142,6 +141,7 @@ class Head(StructuredTable):
             )
         check_budget(memory_budget)
         check_impl(impl)
+        require_bool(bias, "bias")
         head = cls.__new__(cls)
         head._become_tied(embedding)
         head._finish(bias, impl, memory_budget)
@@ -372,6 +372,7 @@ def embedding_and_head(
         bias, memory_budget: of the head.
         options: of the embedding, ``padding_idx`` for instance; ``std`` holds for both.
     """
+    require_bool(tied, "tied")
     embedding = Embedding(num_embeddings, embedding_dim, format, device=device, dtype=dtype, **options)
     if tied:
         return EmbeddingAndHead(embedding, Head.tied_to(embedding, bias, memory_budget=memory_budget))

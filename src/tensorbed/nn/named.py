@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor
 
+from tensorbed.checks import require_bool
 from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.head import Head
@@ -46,6 +47,7 @@ class _OfChain(StructuredTable):
             >>> layer.fit_error <= 0.1
             True
         """
+        _check_freeze(cls, freeze)
         format = cls._format(rank=rank, ranks=ranks, ratio=ratio, rel_error=rel_error, order=order, shape=shape)
         layer: Self = super().from_pretrained(table, format, freeze, **options)  # type: ignore[misc]
         return layer
@@ -70,6 +72,7 @@ class _OfLowRank(StructuredTable):
         **options: Any,
     ) -> Self:
         """Fit to a trained table by ``rank``, ``ratio`` or ``rel_error``; the rest as in the layer itself."""
+        _check_freeze(cls, freeze)
         format = LowRank(rank=rank, ratio=ratio, rel_error=rel_error)
         layer: Self = super().from_pretrained(table, format, freeze, **options)  # type: ignore[misc]
         return layer
@@ -77,6 +80,17 @@ class _OfLowRank(StructuredTable):
     @classmethod
     def _structure(cls) -> type[Structure]:
         return LowRankMatrix
+
+
+def _check_freeze(shorthand: type[StructuredTable], freeze: object) -> None:
+    """What stands where other layers have a format, or constructors a rank, is not taken for ``freeze``."""
+    general = next(layer.__name__ for layer in (Embedding, EmbeddingBag, Head) if issubclass(shorthand, layer))
+    require_bool(
+        freeze,
+        "freeze",
+        f"a size goes by its name, {shorthand.__name__}.from_pretrained(table, rank=16), "
+        f"and a format to tb.{general}.from_pretrained(table, format)",
+    )
 
 
 class _Chained(_OfChain):

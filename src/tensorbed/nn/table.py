@@ -10,7 +10,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from tensorbed.checks import require_float_dtype, require_int, require_number, require_positive
+from tensorbed.checks import require_bool, require_float_dtype, require_int, require_number, require_positive
 from tensorbed.dispatch import full_precision, is_recorded, is_traced, is_transformed
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.functional import check_impl
@@ -130,6 +130,7 @@ class StructuredTable(nn.Module):
     ) -> Self:
         """The layer whose structure was fitted to ``table``; the padding row is the table's own."""
         check_format(format)
+        require_bool(freeze, "freeze")
         table = check_table(table)
         dtype = dtype or table.dtype
         require_float_dtype(dtype)
@@ -392,7 +393,8 @@ def check_options(
             f"max_norm={max_norm} is not supported: rows of a structured table share their numbers, so that one "
             "cannot be renormalised without changing others. Leave max_norm=None and clip the output instead."
         )
-    if sparse:
+    require_bool(scale_grad_by_freq, "scale_grad_by_freq")
+    if require_bool(sparse, "sparse"):
         raise ValueError(
             "sparse=True is not supported: every lookup touches the few shared tensors, whose gradients are "
             "dense and small. Leave sparse=False; any optimiser works."

@@ -11,7 +11,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tensorbed.checks import require_number, require_positive
+from tensorbed.checks import require_bool, require_number, require_positive
 from tensorbed.contraction import coded, compiled
 from tensorbed.contraction.projection import Way, leaves_of
 from tensorbed.contraction.tables import LookupTables
@@ -194,6 +194,7 @@ class ProductQuantized(Format):
         if self.ratio is not None:
             require_number(self.ratio, "ratio", low=0)
         require_positive(self.sweeps, "sweeps")
+        require_bool(self.rotate, "rotate")
 
     def bind(self, budget: Budget) -> ProductQuantizedMatrix:
         if self.ratio is not None:

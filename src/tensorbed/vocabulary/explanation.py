@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tensorbed.checks import require_int
+from tensorbed.checks import require_bool, require_int
 from tensorbed.structures.explanation import aligned, fewer
 from tensorbed.vocabulary.schedule import Schedule, Task, choose, considered
 from tensorbed.vocabulary.scorer import Vocabulary
@@ -78,6 +78,7 @@ def explain(
 ) -> ScoresExplanation:
     """What the loss, or without training scores and choices, would do for so many vectors, or for these."""
     structure = vocabulary.structure
+    require_bool(training, "training")
     if isinstance(vectors, Tensor):
         check_hidden(vectors, structure.cols)
         vectors = vectors.numel() // structure.cols
