@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tensorbed.checks import require_integer_indices
-from tensorbed.dispatch import is_traced
+from tensorbed.dispatch import is_traced, is_transformed
 
 MODES = ("sum", "mean", "max")
 
@@ -114,7 +114,9 @@ def pool_rows(rows: Tensor, bags: Bags, mode: str, padding_idx: int | None) -> T
     n, cols = rows.shape
     count = bags.starts.shape[0]
     if n == 0:
-        return rows.new_zeros(count, cols) + rows.sum()
+        # Sums of nothing keep what trains in the graph: it has a gradient, if an empty one.
+        weights = bags.per_sample_weights
+        return rows.new_zeros(count, cols) + rows.sum() + (0 if weights is None else weights.sum())
     at = torch.arange(n, device=rows.device)
     marks = torch.zeros(n + 1, dtype=torch.int64, device=rows.device)
     # Bags that begin at or before a position, less one: empty bags begin where the next one does.
@@ -175,7 +177,8 @@ def scale_gradient(rows: Tensor, times: Tensor) -> Tensor:  # (*, cols), (*) -> 
     # Half precision cannot count far.
     wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
     scale = times.to(wide).reciprocal()[..., None]
-    scaled: Tensor = _ScaleGradient.apply(rows, scale)  # type: ignore[no-untyped-call]
+    function = _TransformedScaleGradient if is_transformed() else _ScaleGradient
+    scaled: Tensor = function.apply(rows, scale)  # type: ignore[no-untyped-call]
     return scaled
 
 
@@ -192,3 +195,16 @@ class _ScaleGradient(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (scale,) = ctx.saved_tensors
         return (grad * scale).to(grad.dtype), None
+
+
+class _TransformedScaleGradient(_ScaleGradient):
+    """The same for ``vmap`` and for forward mode, whose tangents are not scaled, as torch's are not.
+
+    A class of its own, because ``torch.compile`` takes no function that says how its tangents go.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def jvp(ctx: Any, rows: Tensor, scale: None) -> Tensor:
+        return rows.view_as(rows)

@@ -292,6 +292,19 @@ class BagParity(Conformance):
             assert layer(empty, empty).shape == (0, sample.cols)
             assert layer(empty.reshape(3, 0)).tolist() == [[0.0] * sample.cols] * 3
 
+    @pytest.mark.parametrize("impl_name", ["auto", "reference"])
+    @pytest.mark.parametrize("frozen", [False, True])
+    def test_weights_of_no_indices_have_gradients(self, sample: Sample, impl_name: str, frozen: bool) -> None:
+        layer = _made(sample, EmbeddingBag, mode="sum", impl=impl_name).requires_grad_(not frozen)
+        twin = self._twin(layer).requires_grad_(not frozen)
+        empty = torch.empty(0, dtype=torch.int64)
+        for index, offsets in ((empty, torch.tensor([0, 0])), (empty, empty), (empty.reshape(0, 3), None)):
+            for module in (layer, twin):
+                weights = torch.ones(index.shape, dtype=torch.float64, requires_grad=True)
+                module(index, offsets, weights).sum().backward()
+                assert weights.grad is not None
+                assert weights.grad.shape == index.shape
+
     @staticmethod
     def _twin(layer: EmbeddingBag) -> nn.EmbeddingBag:
         return nn.EmbeddingBag.from_pretrained(
