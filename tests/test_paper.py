@@ -4,6 +4,8 @@ Every ratio that follows from a shape is here. Those of the click-through table 
 not the factors. All ratios are over the real vocabulary, and cut or rounded in print.
 """
 
+import math
+
 import pytest
 import torch
 
@@ -89,12 +91,72 @@ def test_language_model_low_rank(rank, published):
     assert ratio(WIKI, tb.LowRank(rank=rank)) == pytest.approx(published, rel=0.01)
 
 
-@pytest.mark.parametrize("shape", [((4, 5), (3, 4)), ((4, 5, 6), (2, 2, 3)), ((3, 3, 3, 3), (2, 2, 2, 2))])
-@pytest.mark.parametrize("rank", [2, 3])
+def sizes(shape):
+    return tuple(math.prod(factors) for factors in shape)
+
+
+def matrix_rank(layer):
+    return int(torch.linalg.matrix_rank(layer.weight))
+
+
+# No row factor smaller than its column factor, or none larger.
+GUARANTEED = [
+    ((4, 5), (3, 4)),
+    ((4, 5, 6), (2, 2, 3)),
+    ((3, 3, 3, 3), (2, 2, 2, 2)),
+    ((3, 2, 4), (3, 5, 4)),
+    ((3, 4), (3, 4)),
+]
+
+
+@pytest.mark.parametrize("shape", GUARANTEED)
+@pytest.mark.parametrize("rank", [1, 2, 3])
 def test_theorem_1_tensor_trains_have_full_matrix_rank(shape, rank):
     torch.manual_seed(0)
-    rows, cols = (int(torch.tensor(f).prod()) for f in shape)
-    train = tb.TTEmbedding(rows, cols, rank, shape=shape, dtype=torch.float64)
-    assert torch.linalg.matrix_rank(train.weight) == min(rows, cols)
+    rows, cols = sizes(shape)
+    for layer in (tb.TTEmbedding, tb.TREmbedding):
+        assert matrix_rank(layer(rows, cols, rank, shape=shape, dtype=torch.float64)) == min(rows, cols)
     low = tb.LowRankEmbedding(rows, cols, rank, dtype=torch.float64)
-    assert torch.linalg.matrix_rank(low.weight) == rank
+    assert matrix_rank(low) == rank
+
+
+@pytest.mark.parametrize(
+    ("shape", "rank", "reached"),
+    [
+        (((2, 7, 1), (4, 1, 5)), 2, 8),
+        (((3, 6, 6), (5, 4, 5)), 2, 96),
+        # At rank 1 the table is a Kronecker product: its rank is that of its factors multiplied.
+        (((2, 7, 1), (4, 1, 5)), 1, 2),
+        (((3, 6, 6), (5, 4, 5)), 1, 60),
+    ],
+)
+def test_erratum_theorem_1_does_not_hold_for_every_shape(shape, rank, reached):
+    torch.manual_seed(0)
+    layer = tb.TTEmbedding(*sizes(shape), rank, shape=shape, dtype=torch.float64)
+    assert matrix_rank(layer) == reached < min(sizes(shape))
+    assert "full rank not guaranteed" in repr(layer)
+    assert "full rank not guaranteed" in str(layer.explain(torch.tensor([0])))
+
+
+def test_padding_may_cut_off_what_theorem_1_counts_on():
+    """Of ((2, 2), (2, 1)) at rank 1 the first two rows are multiples of one; three are enough for both columns."""
+    torch.manual_seed(0)
+    shape = ((2, 2), (2, 1))
+    for rows, reached in ((2, 1), (3, 2), (4, 2)):
+        layer = tb.TTEmbedding(rows, 2, 1, shape=shape, dtype=torch.float64)
+        assert matrix_rank(layer) == reached
+        assert ("full rank not guaranteed" in repr(layer)) == (reached < 2)
+
+
+@pytest.mark.parametrize("shape", [*GUARANTEED, TT1, TT2, TT3, SST1, SST2, SST3, BIG, LONG])
+def test_theorem_1_holds_for_the_paper_s_shapes(shape):
+    for layer in (tb.TTEmbedding, tb.TREmbedding):
+        assert "full rank" not in repr(layer(*sizes(shape), 2, shape=shape, device="meta"))
+
+
+@pytest.mark.parametrize("order", [2, 3, 4])
+@pytest.mark.parametrize("size", [(60, 16), (96, 48), (100, 96), (150, 36), (200, 150), (343, 64), (30, 120)])
+def test_suggested_shapes_have_full_matrix_rank(size, order):
+    """Guaranteed or not."""
+    torch.manual_seed(0)
+    assert matrix_rank(tb.TTEmbedding(*size, 2, order=order, dtype=torch.float64)) == min(size)

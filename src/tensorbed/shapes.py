@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 
 from tensorbed.checks import require_positive
+from tensorbed.indexing import ravel
 
 Shape = tuple[tuple[int, ...], tuple[int, ...]]
 
@@ -237,3 +238,19 @@ def useful_ranks(sizes: Sequence[int], ranks: Sequence[int]) -> tuple[int, ...]:
     for k in range(len(sizes) - 1, 0, -1):
         clipped[k] = min(clipped[k], clipped[k + 1] * sizes[k])
     return tuple(clipped)
+
+
+def guarantees_full_rank(shape: Shape, rows: int) -> bool:
+    """Whether almost every chain of this shape, whatever its ranks, makes ``rows`` rows of full matrix rank.
+
+    Theorem 1 of the paper, and where its proof holds. There are cores for which every row whose digits are all below
+    ``J_k`` is a unit vector, each a different one: all the columns where ``I_k >= J_k`` for every ``k``, unless padding
+    cuts some of those rows off; where ``I_k <= J_k``, all the rows. What some cores reach almost all do. It is not true
+    of other shapes, as the paper has it: ``((2, 7, 1), (4, 1, 5))`` at rank 2 has matrix rank 8 of 14.
+    """
+    row_factors, col_factors = shape
+    if all(i <= j for i, j in zip(row_factors, col_factors, strict=True)):
+        return True
+    if any(i < j for i, j in zip(row_factors, col_factors, strict=True)):
+        return False
+    return ravel([j - 1 for j in col_factors], row_factors) < rows

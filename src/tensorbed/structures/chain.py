@@ -23,7 +23,7 @@ from tensorbed.contraction.plan import find_prefixes
 from tensorbed.contraction.projection import Way
 from tensorbed.decompose.train import Folded, frobenius, split_core
 from tensorbed.progress import track
-from tensorbed.shapes import Shape, as_shape, check_shape, suggest_shape, useful_ranks
+from tensorbed.shapes import Shape, as_shape, check_shape, guarantees_full_rank, suggest_shape, useful_ranks
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
 from tensorbed.structures.explanation import Explanation
 from tensorbed.structures.formats import Budget, Fit, RankedFormat
@@ -141,7 +141,9 @@ class ChainMatrix(Structure):
         useful = useful_ranks(sizes, self.ranks)
         shown = self.shown_ranks(self.ranks)
         note = "" if useful == self.ranks else f" (at most {self.shown_ranks(useful)} useful)"
-        return f"shape={self.row_factors} x {self.col_factors}, ranks={shown}{note}"
+        full = guarantees_full_rank((self.row_factors, self.col_factors), self.rows)
+        doubt = "" if full else ", full rank not guaranteed"
+        return f"shape={self.row_factors} x {self.col_factors}, ranks={shown}{note}{doubt}"
 
     @staticmethod
     @abstractmethod

@@ -17,7 +17,8 @@ from tensorbed.structures.registry import register
 class TensorTrainMatrix(ChainMatrix):
     r"""``R_0 = R_N = 1``: a row is a vector, ``N - 2`` matrices and a vector multiplied (eq. 2).
 
-    Almost every such table has full matrix rank ``min(I, J)`` (Theorem 1).
+    Almost every such table has full matrix rank ``min(I, J)`` where no row factor is smaller than its column factor, or
+    none is larger (Theorem 1, which leaves that condition out; ``repr`` says where it is not met).
     """
 
     @staticmethod
