@@ -189,3 +189,14 @@ def test_a_bias_alone_can_be_trained():
     head.bias.requires_grad_()
     head.loss(torch.randn(3, 8), torch.tensor([1, 2, 3])).backward()
     assert head.bias.grad.count_nonzero() == 300
+
+
+@pytest.mark.parametrize("format", [tb.QuantizedRows(bits=4), tb.ProductQuantized(parts=4)])
+def test_codes_loaded_between_forward_and_backward_are_noticed(format):
+    """As a train's cores are: what was looked up is no longer what the codes say."""
+    layer = tb.Embedding.from_pretrained(table(), format, freeze=False)
+    other = tb.Embedding.from_pretrained(table().flip(0), format)
+    rows = layer(torch.arange(9))
+    layer.load_state_dict(other.state_dict())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        rows.sum().backward()

@@ -46,8 +46,18 @@ class Coded(ABC):
         return self.codes.shape[0]
 
     @property
+    def constants(self) -> tuple[Tensor, ...]:
+        """All but the floats."""
+        return (self.codes,)
+
+    def with_constants(self, codes: Tensor, *others: Tensor) -> Self:
+        """The same table of other :attr:`constants`."""
+        assert not others
+        return replace(self, codes=codes)
+
+    @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return self.codes, self.floats
+        return self.floats, *self.constants
 
     def having(self, floats: Tensor) -> Self:
         return replace(self, floats=floats)
@@ -95,8 +105,11 @@ class Quantized(Coded):
     bits: int
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (*super().tensors, *(() if self.steps is None else (self.steps,)))
+    def constants(self) -> tuple[Tensor, ...]:
+        return (self.codes,) if self.steps is None else (self.codes, self.steps)
+
+    def with_constants(self, codes: Tensor, *others: Tensor) -> Self:
+        return replace(self, codes=codes, steps=others[0] if others else None)
 
     def _fits(self) -> bool:
         groups = (self.rows, -(-self.cols // self.group))
@@ -201,14 +214,15 @@ class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, coded: Coded, index: Tensor, floats: Tensor) -> Tensor:
         ctx.coded = coded.having(floats.detach())
-        ctx.save_for_backward(index)
+        # All that backward reads again is saved by autograd, which notices when it is written to before.
+        ctx.save_for_backward(index, *coded.constants)
         return _made(ctx.coded, index)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (index,) = ctx.saved_tensors
-        return None, None, ctx.coded.gradient(index, grad)
+        index, *constants = ctx.saved_tensors
+        return None, None, ctx.coded.with_constants(*constants).gradient(index, grad)
 
 
 def sums(coded: Coded, start: int, stop: int, tables: Tensor, out: Tensor) -> bool:

@@ -66,12 +66,14 @@ class _ChainRows(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, _Work]) -> None:
         ctx.work = output[1]
-        ctx.save_for_backward(*inputs[3:])
+        # The index too: a tape may hold it, and autograd notices when it is written to before backward.
+        ctx.save_for_backward(*inputs[2:])
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
-        return None, None, None, *ctx.work.gradients(ctx.saved_tensors, grad)
+        _, *cores = ctx.saved_tensors
+        return None, None, None, *ctx.work.gradients(cores, grad)
 
 
 @torch.library.custom_op("tensorbed::chain_rows", mutates_args=())

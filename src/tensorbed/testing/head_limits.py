@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tensorbed.testing.samples import (
     Sample,
     assert_all_near,
     assert_near,
+    assert_writes_are_noticed,
     largest_allocation,
     most_held,
     on,
@@ -69,6 +71,21 @@ class HeadLimits(Conformance):
             assert_near(head.loss(h, target), expected)
         with pytest.raises(ValueError, match="memory_budget=0"):
             tb.linear_cross_entropy(h, head, target, memory_budget=0)
+
+    @on(one_of_each)
+    def test_writes_before_a_head_s_backward_are_noticed(self, sample: Sample, draw: Draw) -> None:
+        if not draw.differentiable:
+            pytest.skip(f"{draw.structure.kind} declares that it has no gradient")
+        h, target = vectors(draw, 7)
+        weight = draw.normal(sample.rows).abs()
+        head = make_head(sample)
+        assert head.bias is not None
+        leaves, written = [h, *_leaves(head)], [h, target, weight, head.bias, *head.params().values()]
+        for head.impl in ("auto", "reference"):
+            for reduction in ("mean", "none"):
+                loss = partial(head.loss, h, target, reduction=reduction, class_weight=weight, label_smoothing=0.1)
+                assert_writes_are_noticed(loss, leaves, written)
+            assert_writes_are_noticed(partial(head, h), leaves, written)
 
     @on(one_of_each)
     def test_compiled_loss(self, sample: Sample, draw: Draw) -> None:

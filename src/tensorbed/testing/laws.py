@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from dataclasses import FrozenInstanceError, replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,7 +13,17 @@ from torch import Tensor
 from tensorbed.fitting import fit_table
 from tensorbed.functional import lookup, project
 from tensorbed.structures.formats import RankedFormat
-from tensorbed.testing.samples import Conformance, Draw, Sample, assert_all_near, assert_near, on, ranked, rounded
+from tensorbed.testing.samples import (
+    Conformance,
+    Draw,
+    Sample,
+    assert_all_near,
+    assert_near,
+    assert_writes_are_noticed,
+    on,
+    ranked,
+    rounded,
+)
 
 
 def _needs_gradient(draw: Draw) -> None:
@@ -59,6 +70,15 @@ class StructureLaws(Conformance):
             made = torch.autograd.grad(lookup(draw.structure, p, index, impl=impl), leaves, grad)
             expected = torch.autograd.grad(draw.structure.full(p)[index], leaves, grad)
             assert_all_near(made, expected)
+
+    def test_writes_before_backward_are_noticed(self, sample: Sample, draw: Draw) -> None:
+        _needs_gradient(draw)
+        p, index = draw.params(torch.float32), draw.index(9)
+        leaves = [t for t in p.values() if t.requires_grad]
+        for impl in sample.structure.impls:
+            assert_writes_are_noticed(
+                partial(lookup, draw.structure, p, index, impl=impl), leaves, [*p.values(), index]
+            )
 
     def test_gradcheck(self, sample: Sample, impl: str, draw: Draw) -> None:
         needs_true_gradient(draw)

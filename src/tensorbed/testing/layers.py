@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,8 +20,10 @@ from tensorbed.testing.samples import (
     Sample,
     assert_all_near,
     assert_near,
+    assert_writes_are_noticed,
     largest_allocation,
     on,
+    one_of_each,
     small,
 )
 
@@ -193,6 +196,17 @@ class EmbeddingParity(Conformance):
         with pytest.raises(IndexError, match="out of range"):
             torch.func.vmap(layer)(index + sample.rows)
 
+    @on(one_of_each)
+    def test_writes_before_a_layer_s_backward_are_noticed(self, sample: Sample, draw: Draw) -> None:
+        if not draw.differentiable:
+            pytest.skip(f"{draw.structure.kind} declares that it has no gradient")
+        index = draw.index(9)
+        index[4] = 1
+        layer = _made(sample, padding_idx=1)
+        for layer.scale_grad_by_freq in (False, True):
+            written = [index, layer.padding_row, *layer.params().values()]
+            assert_writes_are_noticed(partial(layer, index), _leaves(layer), written)
+
     def test_repr_shows_the_sizes(self, sample: Sample) -> None:
         layer = _made(sample)
         shown = repr(layer)
@@ -247,6 +261,18 @@ class BagParity(Conformance):
             self._compare(layer, self._twin(layer), draw, index, torch.tensor([0, 4]), weights)
             square = draw.normal(3, 3).requires_grad_()
             self._compare(layer, self._twin(layer), draw, index.reshape(3, 3), None, square)
+
+    @on(one_of_each)
+    def test_writes_before_a_bag_s_backward_are_noticed(self, sample: Sample, draw: Draw) -> None:
+        if not draw.differentiable:
+            pytest.skip(f"{draw.structure.kind} declares that it has no gradient")
+        index, offsets, weights = draw.index(12), torch.tensor([0, 3, 3, 7, 12]), draw.normal(12).requires_grad_()
+        index[4] = 1
+        layer = _made(sample, EmbeddingBag, mode="sum", padding_idx=1, include_last_offset=True)
+        leaves = [*_leaves(layer), weights]
+        written = [index, offsets, weights, layer.padding_row, *layer.params().values()]
+        for layer.impl in ("auto", "reference"):
+            assert_writes_are_noticed(partial(layer, index, offsets, weights), leaves, written)
 
     def test_scale_by_frequency(self, sample: Sample, draw: Draw) -> None:
         for impl in ("auto", "reference"):

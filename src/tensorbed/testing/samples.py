@@ -156,6 +156,27 @@ def assert_all_near(actual: Sequence[Tensor], expected: Sequence[Tensor], *, uni
         assert_near(one, other, units=units)
 
 
+def assert_writes_are_noticed(call: Callable[[], Tensor], leaves: Sequence[Tensor], written: Sequence[Tensor]) -> None:
+    """A tensor written to between forward and backward changes no gradient: autograd says so, or it is not read again.
+
+    ``call`` computes what is differentiated in ``leaves`` from ``written``, tensors of any dtype.
+    """
+    for tensor in written:
+        made, before = call(), tensor.detach().clone()
+        grad = torch.linspace(-1, 1, made.numel(), dtype=made.dtype).view_as(made)
+        expected = torch.autograd.grad(made, leaves, grad, retain_graph=True)
+        with torch.no_grad():
+            tensor.copy_(tensor * 3 if tensor.is_floating_point() else tensor.flip(0))
+        try:
+            found = torch.autograd.grad(made, leaves, grad)
+        except RuntimeError as error:
+            assert "modified by an inplace operation" in str(error), error  # noqa: PT017
+        else:
+            assert all(map(torch.equal, found, expected)), f"gradients of the {tensor.dtype} written to afterwards"
+        with torch.no_grad():
+            tensor.copy_(before)
+
+
 class _Watch(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
