@@ -454,3 +454,25 @@ def test_a_dense_head_uses_pytorchs_fused_loss_in_chunks(monkeypatch):
     head.loss(torch.randn(50, 24), torch.randint(0, 101, (50,)))
     assert seen == [7]
     assert head.explain(50, training=True).path == "torch.nn.functional.linear_cross_entropy"
+
+
+@pytest.mark.parametrize("mode", ["auto", "reference", "compiled"])
+@pytest.mark.parametrize("format", [tb.TensorTrain(rank=3), tb.Dense()], ids=["train", "dense"])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_mean_over_targets_of_no_weight_is_nan(format, mode, smoothing):
+    """Loss and gradients are those of torch, where an ignored vector has a gradient of 0 all the same."""
+    torch.compiler.reset()
+    torch.manual_seed(0)
+    head = tb.Head(8, 20, format, std=1.0, impl="reference" if mode == "reference" else "auto")
+    loss = torch.compile(head.loss, backend="eager") if mode == "compiled" else head.loss
+    h, weight = torch.randn(4, 8, requires_grad=True), torch.ones(20)
+    weight[3:5] = 0
+    for target in (torch.tensor([3, 4, 3, -100]), torch.full((4,), -100)):
+        for reduction in ("mean", "sum", "none"):
+            said = {"reduction": reduction, "label_smoothing": smoothing}
+            made = loss(h, target, class_weight=weight, **said)
+            expected = F.cross_entropy(h @ head.weight.T, target, weight, **said)
+            torch.testing.assert_close(made, expected, equal_nan=True)
+            assert bool(made.isnan().all()) == (reduction == "mean")
+            found, wanted = (torch.autograd.grad(one.sum(), h)[0] for one in (made, expected))
+            torch.testing.assert_close(found, wanted, equal_nan=True)

@@ -163,7 +163,8 @@ def _fused(asked: Asked) -> Tensor | None:
     options, vocabulary = asked.options, asked.vocabulary
     if options.label_smoothing or options.z_loss or options.softcap is not None or options.ignore_index is None:
         return None
-    if vocabulary.padding_row is not None or not bool(asked.target.ne(options.ignore_index).any()):
+    # Where no target counts, or has a weight, torch's own gives vectors that are ignored a gradient of nan.
+    if vocabulary.padding_row is not None or not bool(asked.terms().target_weights(asked.target, asked.dtype).sum()):
         return None
     task = Task.of(vocabulary.structure, asked.x.shape[0], working_dtype(asked.x).itemsize, options.memory_budget)
     return vocabulary.structure.cross_entropy(

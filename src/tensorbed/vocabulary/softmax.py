@@ -52,7 +52,11 @@ class Terms:
         """What a mean divides by: the weights of the targets, and for the z-loss how many there are."""
         if reduction != "mean":
             return 1.0, 1.0
-        return self.target_weights(target, dtype).sum(), self.counted(target).sum().to(dtype)
+        weights = self.target_weights(target, dtype).sum()
+        if self.label_smoothing:
+            # Targets of no weight have a loss by smoothing, but no mean: nan as in torch, not infinity.
+            weights = torch.where(weights == 0, math.nan, weights)
+        return weights, self.counted(target).sum().to(dtype)
 
 
 class Sums:
