@@ -29,6 +29,28 @@ TB_INLINE void scaled(Int n, const std::int8_t* codes, T step, T scale, T* to) {
   for (Int i = 0; i < n; ++i) to[i] = T(codes[i]) * step * scale;
 }
 
+// The codes of one row after the other; one for each thread. Where a byte can name more entries than a codebook has they
+// are copied, and the copy is checked and used.
+class Codes {
+ public:
+  explicit Codes(const Coded& coded)
+      : coded_(coded), checked_(coded.bits == 0 && coded.words < 256 ? coded.code_row : 0) {}
+
+  const std::uint8_t* operator()(Int row) {
+    const std::uint8_t* codes = coded_.codes + row * coded_.code_row;
+    if (checked_.empty()) return codes;
+    for (Int m = 0; m < coded_.code_row; ++m) {
+      checked_[m] = read_once(codes + m);
+      if (checked_[m] >= coded_.words) refuse_code(checked_[m], coded_.words);
+    }
+    return checked_.data();
+  }
+
+ private:
+  const Coded& coded_;
+  std::vector<std::uint8_t> checked_;
+};
+
 template <int N, class T, class S>
 TB_INLINE void entries(const Coded& coded, const std::uint8_t* codes, const S* books, T* to) {
   for (Int m = 0; m < coded.code_row; ++m) {
@@ -40,10 +62,11 @@ TB_INLINE void entries(const Coded& coded, const std::uint8_t* codes, const S* b
 template <class T, class S>
 class Maker {
  public:
-  explicit Maker(const Coded& coded) : coded_(coded), numbers_(coded.bits == 4 ? 2 * coded.code_row : 0) {}
+  explicit Maker(const Coded& coded)
+      : coded_(coded), codes_(coded), numbers_(coded.bits == 4 ? 2 * coded.code_row : 0) {}
 
   void operator()(Int row, T* to) {
-    const std::uint8_t* codes = coded_.codes + row * coded_.code_row;
+    const std::uint8_t* codes = codes_(row);
     if (coded_.bits == 0) return entries_of(codes, to);
     const auto* numbers = reinterpret_cast<const std::int8_t*>(codes);
     if (coded_.bits == 4) {
@@ -79,6 +102,7 @@ class Maker {
   }
 
   const Coded& coded_;
+  Codes codes_;
   std::vector<std::int8_t> numbers_;
 };
 
@@ -147,8 +171,9 @@ template <class T, int W>
 TB_INLINE void sum_entries(const Coded& coded, Int first, Int last, const T* tables, Int stride, T* out, Int out_row) {
   using V = Vector<T, W>;
   const Int parts = coded.code_row, words = coded.words;
+  Codes codes_of(coded);
   for (Int row = first; row < last; ++row, out += out_row) {
-    const std::uint8_t* codes = coded.codes + row * parts;
+    const std::uint8_t* codes = codes_of(row);
     V sums[4] = {};
     Int m = 0;
     for (; m + 4 <= parts; m += 4) {

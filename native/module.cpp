@@ -1,6 +1,7 @@
 // The Python module: plans batches and runs the kernels of the best instruction set on memory handed over as addresses.
 //
-// Sizes, dtypes and contiguity are the caller's promise (tensorbed/contraction/compiled.py); index values are checked here.
+// Sizes, dtypes and contiguity are the caller's promise (tensorbed/contraction/compiled.py). Values of indices and offsets
+// are not: another thread may write to them at any time. They are copied once, and the copy is checked and used.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
@@ -96,7 +97,7 @@ struct Entry {
   Plan plan;
   Tape tape;
   Int bags = -1;
-  const Int* bounds = nullptr;  // the caller's, for forward only
+  std::vector<Int> bounds;
   std::vector<int> bag;
   std::vector<double> scale;
 
@@ -105,8 +106,9 @@ struct Entry {
     plan = make_plan(chain, {index, asked.count, asked.stride, asked.skip, asked.bounds != 0, number_bytes(type)});
     if (!asked.bounds) return;
     bags = asked.bags;
-    bounds = reinterpret_cast<const Int*>(asked.bounds);
-    if (bounds[0] != 0 || bounds[bags] != asked.count || !std::is_sorted(bounds, bounds + bags + 1)) {
+    const auto* given = reinterpret_cast<const Int*>(asked.bounds);
+    for (Int b = 0; b <= bags; ++b) bounds.push_back(read_once(given + b));
+    if (bounds[0] != 0 || bounds[bags] != asked.count || !std::is_sorted(bounds.begin(), bounds.end())) {
       throw std::invalid_argument("offsets must begin at 0, must not fall and must end with the indices.");
     }
     bag.resize(asked.count, -1);
@@ -128,7 +130,7 @@ struct Entry {
     q.chain = &chain;
     q.plan = &plan;
     q.bags = bags;
-    q.bounds = bounds;
+    q.bounds = bounds.data();
     q.bag = bag.data();
     q.scale = scale.empty() ? nullptr : scale.data();
     return q;
@@ -250,11 +252,12 @@ Coded product(Int rows, Int cols, Address codes, Int parts, Address books, Int w
 
 void coded_rows(const Coded& coded, int type, Address index, Int count, Address out, int threads) {
   const nb::gil_scoped_release release;
-  const auto* rows = reinterpret_cast<const Int*>(index);
+  std::vector<Int> rows(count);
   for (Int i = 0; i < count; ++i) {
+    rows[i] = read_once(reinterpret_cast<const Int*>(index) + i);
     if (rows[i] < 0 || rows[i] >= coded.rows) refuse(rows[i], coded.rows);
   }
-  chosen().coded_rows(Type(type), coded, rows, count, reinterpret_cast<void*>(out), threads);
+  chosen().coded_rows(Type(type), coded, rows.data(), count, reinterpret_cast<void*>(out), threads);
 }
 
 Type type_of_scores(int type) {

@@ -14,6 +14,11 @@ void refuse(Int index, Int rows) {
                           (index < 0 ? "; negative indices do not wrap around." : "."));
 }
 
+void refuse_code(Int code, Int words) {
+  throw std::out_of_range("a code names entry " + std::to_string(code) + " of codebooks of " + std::to_string(words) +
+                          " (valid: 0 to " + std::to_string(words - 1) + "): the codes are damaged, load them again.");
+}
+
 namespace {
 
 template <class Key>
@@ -50,7 +55,7 @@ void find_rows(const Chain& chain, const Request& request, Plan& plan) {
   std::vector<Item<Key>> items(request.count);
   Int kept = 0;
   for (Int i = 0; i < request.count; ++i) {
-    const Int row = request.index[i * request.stride];
+    const Int row = read_once(request.index + i * request.stride);
     if (row < 0 || row >= chain.rows) refuse(row, chain.rows);
     if (row == request.skip) {
       plan.skipped.push_back(int(i));

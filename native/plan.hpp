@@ -49,6 +49,15 @@ struct Request {
 // Throws std::out_of_range, which names the index and the bound.
 [[noreturn]] void refuse(Int index, Int rows);
 
+// The same for a code and the entries that its codebook has.
+[[noreturn]] void refuse_code(Int code, Int words);
+
+// A number that another thread may write to: read once, so that what is checked is what is used.
+template <class T>
+T read_once(const T* at) {
+  return *static_cast<const volatile T*>(at);
+}
+
 // Throws std::out_of_range before anything is read through an index outside the table.
 Plan make_plan(const Chain& chain, const Request& request);
 

@@ -68,7 +68,7 @@ class Coded:
 
     @staticmethod
     def product(rows: int, cols: int, codes: int, parts: int, books: int, words: int, /) -> Coded:
-        """Codes below ``words``, a byte for each part: what they are is the caller's promise."""
+        """Codes below ``words``, a byte for each part; ``IndexError`` where one that is used is not."""
 
     def rows(self, type: int, index: int, count: int, out: int, threads: int, /) -> None:
         """Rows of int64 indices, which are checked, into ``(count, cols)``."""

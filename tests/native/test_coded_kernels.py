@@ -176,13 +176,45 @@ def test_tensors_that_the_kernels_do_not_know_go_the_plain_way(name):
 def test_codes_that_name_no_entry_are_not_read():
     """Codebooks of fewer entries than a byte can name, as a damaged file may have them."""
     structure, p = drawn("parts of 4")
-    p["codes"][5, -1] = structure.words  # beyond the last codebook, where plain PyTorch sees it too
-    with pytest.raises(IndexError):
-        structure.lookup(p, torch.tensor([5]), "auto")
-    with pytest.raises(ValueError, match='use impl="auto"'):
-        structure.lookup(p, torch.tensor([5]), "native")
-    with pytest.raises(IndexError):
-        scores(structure, p, 0, structure.rows, torch.randn(1, structure.cols), "codes")
+    intact, x = p["codes"].clone(), torch.randn(3, structure.cols)
+    for part in range(structure.parts):
+        p["codes"].copy_(intact)
+        p["codes"][5, part] = structure.words
+        for impl in ("auto", "native"):
+            with pytest.raises(IndexError, match="a code names entry 97 of codebooks of 97"):
+                structure.lookup(p, torch.tensor([5]), impl)
+            assert torch.equal(structure.lookup(p, torch.tensor([4, 6]), impl), structure.take(p, torch.tensor([4, 6])))
+        for way in ways("parts of 4"):
+            with pytest.raises(IndexError, match="a code names entry 97 of codebooks of 97"):
+                scores(structure, p, 0, structure.rows, x, way)
+
+
+def test_what_was_checked_is_what_is_used():
+    """Rows are written over the very indices they were asked by, as another thread could write there."""
+    structure, p = drawn("8 bits")
+    p["codes"][0], p["scale"][0] = 0, 1  # a row whose bytes, read as indices, are all 0
+    wanted = torch.tensor([0, 5, 699, 7])
+    expected = structure.take(p, wanted)
+    for threads in (1, 3):
+        out = torch.empty(4, structure.cols)
+        index = out.view(-1).view(torch.int64)[:4].copy_(wanted)
+        structure.as_codes(p).handle().rows(0, index.data_ptr(), 4, out.data_ptr(), threads)
+        assert torch.equal(out, expected)
+
+
+def test_codes_that_change_after_they_were_looked_at_are_not_read():
+    structure, p = drawn("parts of 4")
+    handle, out = structure.as_codes(p).handle(), torch.zeros(structure.rows, structure.cols)
+    tables = torch.randn(structure.parts * structure.words, 1)
+    index = torch.arange(structure.rows)
+    p["codes"][5] = 255
+    for call in (
+        lambda: handle.rows(0, index.data_ptr(), structure.rows, out.data_ptr(), 2),
+        lambda: handle.scores(0, tables.data_ptr(), 1, out.data_ptr(), 2),
+        lambda: handle.sums(0, tables.data_ptr(), 1, out.data_ptr(), 2),
+    ):
+        with pytest.raises(IndexError, match="a code names entry 255 of codebooks of 97"):
+            call()
 
 
 @pytest.mark.parametrize("name", ["8 bits, groups of 7", "parts of 2"])

@@ -112,6 +112,19 @@ class Raw:
         return batch
 
 
+def test_ids_and_offsets_are_read_once():
+    """What is written to them after they were planned with, by another thread for instance, is nobody's concern."""
+    raw = Raw(Chain(1_000, (10, 10, 10), (2, 3, 2), (1, 3, 4, 1)))
+    ids, bounds = torch.arange(200), torch.tensor([0, 100, 100, 200])
+    expected, out = raw.out(3), raw.out(3)
+    raw.write(expected, raw.asked(ids, bounds))
+    batch = _native.Batch(raw.type, [raw.asked(ids, bounds)], 1)
+    ids.fill_(2**40)
+    bounds.copy_(torch.tensor([0, -(2**40), 2**40, 7]))
+    batch.forward([core.data_ptr() for core in raw.cores], [out[1:].data_ptr()], [out.stride(0)], [0], True, 1)
+    assert torch.equal(out, expected)
+
+
 @pytest.mark.parametrize("index", BAD)
 def test_nothing_is_written_before_every_id_is_known_to_be_good(index):
     raw = Raw(Chain(1_000, (10, 10, 10), (2, 3, 2), (1, 3, 4, 1)))

@@ -238,3 +238,43 @@ def test_an_error_in_one_python_thread_is_its_own():
         found = list(pool.map(work, [good, bad] * 16))
     assert all(torch.equal(rows, layer(good)) for rows in found[::2])
     assert set(found[1::2]) == {"index 1000 is out of range for a table of 1000 rows (valid: 0 to 999)."}
+
+
+def test_ids_that_another_thread_writes_to_end_no_process():
+    """Good and bad ids in turn while rows are computed: each call gives rows or refuses, and none ends the process."""
+    code = """
+import threading, torch, tensorbed as tb
+torch.manual_seed(0)
+table = torch.randn(200, 64)
+formats = tb.QuantizedRows(), tb.QuantizedRows(bits=4), tb.ProductQuantized(parts=8), tb.TensorTrain(rank=4)
+layers = [tb.Embedding.from_pretrained(table, format) for format in formats]
+bags = tb.EmbeddingBag.from_pretrained(table, tb.TensorTrain(rank=4), mode="sum", include_last_offset=True)
+codes = layers[2].codes
+ids, offsets, over = torch.zeros(4_000, dtype=torch.int64), torch.arange(0, 4_001, 500), threading.Event()
+
+def write():
+    good = offsets.clone(), codes.clone()
+    while not over.is_set():
+        for step in (2**20, 0):
+            ids.add_(step).clamp_(0, step)
+            offsets[2:-1] = good[0][2:-1] - step
+            codes[:] = 255 if step else good[1]
+
+other = threading.Thread(target=write)
+other.start()
+counts = {"rows": 0, "refused": 0}
+try:
+    for _ in range(300):
+        for call in (*(lambda layer=layer: layer(ids) for layer in layers), lambda: bags(ids, offsets)):
+            try:
+                call()
+                counts["rows"] += 1
+            except (IndexError, ValueError):
+                counts["refused"] += 1
+finally:
+    over.set()
+    other.join()
+print(counts["rows"] + counts["refused"])
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert ran.stdout.strip() == "1500", (ran.returncode, ran.stderr[-2000:])

@@ -23,7 +23,6 @@ from tensorbed.dispatch import differentiable_once, is_plain, is_recorded
 if TYPE_CHECKING:
     from tensorbed import _native
 
-_BYTE = 256  # numbers that a byte has
 _ROWS = 2**20  # numbers of rows made at once where there are no kernels for them
 _MAKE = 3  # multiply-adds that making a number from its code is worth, where it stays in a cache
 
@@ -80,7 +79,7 @@ class Coded(ABC):
 
     @abstractmethod
     def _fits(self) -> bool:
-        """Whether sizes and codes are such that nothing is read beside the tensors; PyTorch says else what is wrong."""
+        """Whether sizes are such that nothing is read beside the tensors; PyTorch says else what is wrong."""
 
     @abstractmethod
     def handle(self) -> _native.Coded:
@@ -159,10 +158,8 @@ class Product(Coded):
         return replace(self, codes=self.codes[start:stop])
 
     def _fits(self) -> bool:
-        # A byte can name more entries than small codebooks have.
-        parts, words, width = self.floats.shape
-        named = words >= _BYTE or self.rows == 0 or int(self.codes.max()) < words
-        return named and self.codes.shape[1] == parts and parts * width == self.cols
+        parts, _, width = self.floats.shape
+        return self.codes.shape[1] == parts and parts * width == self.cols
 
     def gradient(self, index: Tensor, grad: Tensor) -> Tensor:
         parts, words, width = self.floats.shape

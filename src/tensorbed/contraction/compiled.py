@@ -105,7 +105,6 @@ class Planned:
     cols: list[int]
     weighted: list[int | None]  # how many weights a table has
     padding: list[Tensor | None]
-    held: list[object]  # what the kernels still read in forward
     batch: _native.Batch
 
     def __init__(self, tables: Sequence[Table]) -> None:
@@ -114,9 +113,9 @@ class Planned:
         _check_memory(tables)
         self.dtype = first.cores[0].dtype
         self.rows = first.ids.shape[0] if first.bounds is None else first.bounds.shape[0] - 1
-        self.cols, self.weighted, self.padding, self.held = [], [], [], []
+        self.cols, self.weighted, self.padding = [], [], []
         self.cores, self.shapes = 0, []
-        asked = []
+        asked, read = [], []
         for table in tables:
             known = _known(table.chain)
             _check_cores(table, known.shapes)
@@ -126,9 +125,9 @@ class Planned:
             self.weighted.append(None if table.weights is None else table.weights.shape[0])
             _check_counts(table, self.rows)
             self.padding.append(_ready(table.padding_row, known.cols))
-            request, kept = _asked(table, known.handle)
+            request, memory = _asked(table, known.handle)
             asked.append(request)
-            self.held.append(kept)
+            read.append(memory)
         self.batch = native.module.Batch(TYPES[self.dtype], asked, torch.get_num_threads())
 
     def _addresses(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
@@ -157,8 +156,8 @@ class Planned:
             keep,
             torch.get_num_threads(),
         )
-        if keep:  # for backward, which reads neither; else rows may be asked for again
-            self.held, self.padding = [], []
+        if keep:  # for backward, which does not read it; else rows may be asked for again
+            self.padding = []
         return out
 
     def backward(self, tensors: Sequence[Tensor], grad: Tensor, weights: bool = True) -> list[Tensor | None]:
@@ -271,7 +270,7 @@ def _ready(row: Tensor | None, cols: int) -> Tensor | None:
 
 
 def _asked(table: Table, handle: _native.Chain) -> tuple[_native.Asked, object]:
-    """One table's request, and what must live until it was served."""
+    """One table's request, and what must live until it was planned with."""
     assert native.module is not None
     ids, padding = table.ids, -1 if table.padding_idx is None else table.padding_idx
     where = (handle, ids.data_ptr(), ids.shape[0], ids.stride(0), padding)
