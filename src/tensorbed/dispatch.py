@@ -123,6 +123,12 @@ def is_autocast(tensor: Tensor) -> bool:
     return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
 
 
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """What is computed in: the widest of the tensors' dtypes, and single precision for half, which is rounded once."""
+    wide = any(t.dtype == torch.float64 for t in tensors)
+    return torch.float64 if wide else torch.float32
+
+
 def full_precision(tensor: Tensor) -> AbstractContextManager[object]:
     """Autocast off: a lookup returns the parameters' dtype, as ``torch.nn.Embedding`` does."""
     return torch.autocast(tensor.device.type, enabled=False) if is_autocast(tensor) else nullcontext()

@@ -8,7 +8,7 @@ from torch import Tensor
 from tensorbed import native
 from tensorbed.checks import require_integer_indices
 from tensorbed.contraction.compiled import Table, compute, takes
-from tensorbed.dispatch import checked_indices, full_precision, is_plain, is_recorded
+from tensorbed.dispatch import checked_indices, full_precision, is_plain, is_recorded, working_dtype
 from tensorbed.structures import Explanation, Params, Structure
 
 _BLOCK = 2**22  # numbers of the table made at once
@@ -33,7 +33,7 @@ def lookup(structure: Structure, params: Params, index: Tensor, *, impl: str = "
     if torch.compiler.is_exporting():
         impl = "reference"
     with full_precision(next(iter(params.values()))):
-        rows = structure.take(params, flat) if impl == "reference" else structure.lookup(params, flat, impl)
+        rows = structure.rows_of(params, flat) if impl == "reference" else structure.lookup(params, flat, impl)
     return rows.reshape(*index.shape, structure.cols)
 
 
@@ -90,6 +90,8 @@ def explain(structure: Structure, index: Tensor, *, impl: str = "auto") -> Expla
 def project(structure: Structure, params: Params, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
     """``x @ table[start:stop].T``, a block of rows at a time: logits over a part of the vocabulary, or all of it.
 
+    Half precision is computed in single and rounded once.
+
     Shape:
         - x: ``(*, cols)``
         - output: ``(*, stop - start)``
@@ -106,8 +108,11 @@ def project(structure: Structure, params: Params, x: Tensor, start: int = 0, sto
         raise ValueError(f"x has shape {tuple(x.shape)}; its last size must be the table's {structure.cols} columns.")
     check_params(structure, params)
     height = max(1, _BLOCK // structure.cols)
-    blocks = [structure.project(params, x, a, min(a + height, stop)) for a in range(start, stop, height)]
-    return torch.cat(blocks, -1) if blocks else structure.project(params, x, start, stop)
+    wide, dtype = x.to(working_dtype(x, *params.values())), x.dtype
+    params = structure.widened(params, wide)
+    ends = [(a, min(a + height, stop)) for a in range(start, stop, height)] or [(start, stop)]
+    blocks = [structure.project(params, wide, *block).to(dtype) for block in ends]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)
 
 
 def check_params(structure: Structure, params: Params) -> None:

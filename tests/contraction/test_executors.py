@@ -80,7 +80,7 @@ def test_a_plan_leads_every_index_to_its_digits(index, by_digit):
     assert [level.digit.shape[0] for level in plan.levels] == [len({i // s for i in index}) for s in (30, 6, 1)]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("m", "inner", "outer"), [(1, 1, 1), (3, 5, 7), (2, 4, 8), (5, 3, 33)])
 def test_products_agree_at_sizes_that_need_padding(dtype, m, inner, outer):
     torch.manual_seed(0)

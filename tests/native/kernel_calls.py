@@ -7,7 +7,7 @@ import torch
 from tensorbed import native
 from tensorbed.contraction.chain import Chain, take
 from tensorbed.contraction.compiled import Table, compute
-from tensorbed.contraction.executors import EXECUTORS
+from tensorbed.contraction.operators import chain_rows
 
 # Orders 2 to 6, odd and even sizes, trains, rings and low rank; the last core applied to each left product (most of
 # them) and sorted by its digit (where the name says so); sums of more than one block of the products' depth.
@@ -99,10 +99,8 @@ def by_reference(chain, cores, ids, grad):
 
 
 def by_grouped(chain, cores, ids, grad):
-    executor = EXECUTORS["grouped"]
-    with torch.no_grad():
-        tape = executor.prepare(chain, cores, ids, None)
-        return executor.rows(chain, cores, tape), executor.backward(chain, cores, tape, grad)
+    rows = chain_rows(chain, cores, ids, "grouped")
+    return rows.detach(), torch.autograd.grad(rows, cores, grad)
 
 
 def norm(tensor):

@@ -18,6 +18,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from tensorbed.dispatch import working_dtype
 from tensorbed.indexing import digits
 
 Cores = Sequence[Tensor]
@@ -111,24 +112,32 @@ class Chain:
         return product.reshape(product.shape[0], self.width(k) * self.col_factors[k], self.ranks[k + 1])
 
 
+def widened(cores: Cores) -> list[Tensor]:
+    """Half precision in single, so that a row is rounded once and not after each core."""
+    dtype = working_dtype(*cores)
+    return [core.to(dtype) for core in cores]
+
+
 def take(chain: Chain, cores: Cores, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
     """Rows by one gathered slice and one small product a core and row: any device, any dtype, any derivative."""
+    dtype, cores = cores[0].dtype, widened(cores)
     digit = digits(index, chain.row_factors)
     left = chain.first(cores[0].index_select(0, digit[0]))
     for k in range(1, chain.order):
         right = chain.slices(cores[k], k).index_select(0, digit[k])
         product = torch.bmm(chain.closed(left, k), right)
         left = product if k == chain.order - 1 else chain.after(product, k)
-    return left.reshape(index.shape[0], chain.cols)
+    return left.reshape(index.shape[0], chain.cols).to(dtype)
 
 
 def full(chain: Chain, cores: Cores) -> Tensor:  # -> (rows, cols)
     """The whole table, one matrix product a core."""
+    dtype, cores = cores[0].dtype, widened(cores)
     left = chain.first(cores[0])
     for k in range(1, chain.order):
         product = times_every_slice(chain, chain.closed(left, k), cores[k], k)
         left = product if k == chain.order - 1 else chain.after(product, k)
-    return left.reshape(-1, chain.cols)[: chain.rows]
+    return left.reshape(-1, chain.cols)[: chain.rows].to(dtype)
 
 
 def every_slice(chain: Chain, core: Tensor, k: int) -> Tensor:

@@ -1,7 +1,8 @@
 """Executors: the ways to compute the rows of a chain for a batch of indices, forward and backward.
 
 Every executor has the same three functions: ``prepare`` makes a tape, the work that rows and gradients share; ``rows``
-and ``backward`` go on from it. They are called with gradients off; see ``operators`` for autograd.
+and ``backward`` go on from it. They are called with gradients off, and all but the kernels with single or double
+precision; see ``operators`` for autograd and for half precision.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tensorbed.contraction import cost
 from tensorbed.contraction.chain import Chain, Cores, every_slice, full, times_every_slice
 from tensorbed.contraction.compiled import Compiled, takes
 from tensorbed.contraction.plan import Level, Plan, Prefixes, find_prefixes, make_plan
-from tensorbed.contraction.products import Grouped, PerRow, Products, Tiled, sum_into, sums_like
+from tensorbed.contraction.products import Grouped, PerRow, Products, Tiled, sum_into
 
 
 class Executor(Protocol):
@@ -81,14 +82,13 @@ class LevelByLevel:
             above = chain.closed(tape.lefts[k - 1], k)
             slices = chain.slices(cores[k], k)
             grad = grad.reshape(-1, chain.width(k), chain.outer(k))
-            slice_grads, left_grads = sums_like(slices), sums_like(above)
+            slice_grads, left_grads = torch.zeros_like(slices), torch.zeros_like(above)
             for at, part in plan.levels[k].parts(_height(chain, k, products)):
                 left = above.index_select(0, part.parent)
                 slice_grads += products.slice_gradients(left, grad[at], part, chain.row_factors[k])
-                made = products.multiply_transposed(grad[at], slices, part)
-                left_grads.index_add_(0, part.parent, made.to(left_grads.dtype))
-            grads[k] = chain.unslice(slice_grads.to(slices.dtype), k)
-            grad = chain.opened(left_grads.to(above.dtype), k)
+                left_grads.index_add_(0, part.parent, products.multiply_transposed(grad[at], slices, part))
+            grads[k] = chain.unslice(slice_grads, k)
+            grad = chain.opened(left_grads, k)
         grads[0] = torch.zeros_like(cores[0])
         grads[0][plan.levels[0].digit] = grad.reshape(-1, *chain.core_shape(0)[1:])
         return grads
@@ -153,12 +153,12 @@ class InRuns:
             return self.executor.backward(chain, cores, tape, grad)
         sizes = [run.shape[0] for run in tape.rows]
         unique = sum_into(grad.reshape(-1, chain.cols), tape.inverse, sum(sizes))
-        sums = [sums_like(core) for core in cores]
+        sums = [torch.zeros_like(core) for core in cores]
         for run, part in zip(tape.rows, torch.split(unique, sizes), strict=True):
             made = self.executor.backward(chain, cores, self.executor.prepare(chain, cores, run, None), part)
             for total, one in zip(sums, made, strict=True):
                 total += one
-        return [total.to(core.dtype) for total, core in zip(sums, cores, strict=True)]
+        return sums
 
 
 def _runs(chain: Chain, prefixes: Prefixes) -> tuple[Tensor, ...]:

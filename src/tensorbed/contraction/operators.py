@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorbed.contraction.chain import Chain, Cores, take
-from tensorbed.contraction.compiled import Table, compute, takes
+from tensorbed.contraction.chain import Chain, Cores, take, widened
+from tensorbed.contraction.compiled import Compiled, Table, compute, takes
 from tensorbed.contraction.executors import EXECUTORS, choose
 from tensorbed.dispatch import differentiable_once, full_precision, is_recorded, is_traced, is_transformed
 
@@ -40,21 +40,27 @@ def chain_rows(chain: Chain, cores: Cores, index: Tensor, impl: str) -> Tensor: 
 
 
 class _Work:
-    """A chosen executor and its tape, autocast off throughout."""
+    """A chosen executor and its tape, autocast off throughout; half precision is computed in single, rounded once."""
 
     def __init__(self, chain: Chain, cores: Cores, index: Tensor, impl: str) -> None:
-        self.chain = chain
+        self.chain, self.dtype = chain, cores[0].dtype
         self.executor, prefixes = choose(chain, cores, index, impl)
         with full_precision(index):
-            self.tape: Any = self.executor.prepare(chain, cores, index, prefixes)
+            self.tape: Any = self.executor.prepare(chain, self._read(cores), index, prefixes)
+
+    def _read(self, cores: Cores) -> Cores:
+        """The kernels widen what they read themselves."""
+        return cores if isinstance(self.executor, Compiled) else widened(cores)
 
     def rows(self, cores: Cores) -> Tensor:
         with full_precision(cores[0]):
-            return self.executor.rows(self.chain, cores, self.tape)
+            return self.executor.rows(self.chain, self._read(cores), self.tape).to(self.dtype)
 
     def gradients(self, cores: Cores, grad: Tensor) -> list[Tensor]:
+        cores = self._read(cores)
         with full_precision(grad):
-            return [g.contiguous() for g in self.executor.backward(self.chain, cores, self.tape, grad)]
+            made = self.executor.backward(self.chain, cores, self.tape, grad.to(cores[0].dtype))
+        return [one.to(self.dtype).contiguous() for one in made]
 
 
 class _ChainRows(torch.autograd.Function):

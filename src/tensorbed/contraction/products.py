@@ -56,14 +56,8 @@ class Grouped:
 
     @staticmethod
     def takes(tensor: Tensor) -> bool:
-        """What ``grouped_mm`` is known to run: half and single precision on a CPU, bfloat16 on recent CUDA devices."""
-        if tensor.device.type == "cpu":
-            return tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        return (
-            tensor.device.type == "cuda"
-            and tensor.dtype == torch.bfloat16
-            and torch.cuda.get_device_capability(tensor.device) >= (9, 0)
-        )
+        """What ``grouped_mm`` is known to run and is exact enough: single precision on a CPU."""
+        return tensor.is_cpu and tensor.dtype == torch.float32
 
     def multiply(self, left: Tensor, slices: Tensor, level: Level) -> Tensor:
         n, m, _ = left.shape
@@ -142,16 +136,9 @@ def _spread(rows: Tensor, slot: Tensor, owner: Tensor, height: int) -> Tensor:
     return padded.reshape(owner.shape[0], height * m, width)
 
 
-def sums_like(tensor: Tensor) -> Tensor:
-    """Zeros to add to, in float32 for half precisions."""
-    wide = torch.float32 if tensor.dtype in (torch.bfloat16, torch.float16) else tensor.dtype
-    return torch.zeros(tensor.shape, dtype=wide, device=tensor.device)
-
-
 def sum_into(rows: Tensor, position: Tensor, size: int) -> Tensor:
     """Add up rows that share a position: ``(n, ...) -> (size, ...)``."""
-    sums = sums_like(rows.new_empty(1).expand(size, *rows.shape[1:]))
-    return sums.index_add_(0, position, rows.to(sums.dtype)).to(rows.dtype)
+    return rows.new_zeros(size, *rows.shape[1:]).index_add_(0, position, rows)
 
 
 def _ends(level: Level, height: int) -> Tensor:

@@ -210,7 +210,7 @@ class StructuredTable(nn.Module):
     def _table(self) -> Tensor:
         params = self.params()
         with full_precision(next(iter(params.values()))):
-            table = self.structure.full(params)
+            table = self.structure.table_of(params)
         row = self._constant_row()
         if row is None:
             return table

@@ -6,6 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import reduce
 from math import prod
 from typing import Any, ClassVar, Self
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from tensorbed.checks import require_positive
 from tensorbed.contraction.chain import Chain
 from tensorbed.contraction.projection import Way, rows_by_autograd
+from tensorbed.dispatch import working_dtype
 from tensorbed.structures.explanation import Explanation
 
 Params = Mapping[str, Tensor]
@@ -48,7 +50,8 @@ class Structure(ABC):
 
     A subclass says which tensors it keeps (:meth:`tensors`) and how rows (:meth:`take`) and the table (:meth:`full`)
     come from them; everything else has a default written on those. Index checks, padding rows, autocast, state and
-    files are the layers' business: here indices are flat, int64 and in range.
+    files are the layers' business: here indices are flat, int64 and in range, and numbers at least single precision,
+    unless :attr:`takes_half`.
     """
 
     kind: ClassVar[str]  # set by @register
@@ -58,6 +61,7 @@ class Structure(ABC):
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
     kernels_share: ClassVar[bool] = True  # whether compiled kernels make a row once however often it is asked for
     straight_through: ClassVar[bool] = False  # whether gradients pass a rounding as if it were none
+    takes_half: ClassVar[bool] = False  # whether take, full and project are given half precision, and round it once
 
     rows: int
     cols: int
@@ -90,9 +94,29 @@ class Structure(ABC):
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         """The table, differentiable."""
 
+    def widened(self, p: Params, *others: Tensor) -> Params:
+        """What :meth:`take`, :meth:`full` and :meth:`project` compute with, of one dtype with ``others``.
+
+        Single precision in place of half: so what they make is rounded once, and gradients are added up in it too.
+        """
+        if self.takes_half:
+            return p
+        dtype = working_dtype(*p.values(), *others)
+        return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in p.items()}
+
+    def rows_of(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        """:meth:`take` in the tensors' own dtype."""
+        return rounded(self.take(self.widened(p), index), p)
+
+    def table_of(self, p: Params) -> Tensor:  # -> (rows, cols)
+        """:meth:`full` in the tensors' own dtype."""
+        return rounded(self.full(self.widened(p)), p)
+
     def lookup(self, p: Params, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
-        """Rows by the named way, one of :attr:`impls`."""
-        return self.full(p).index_select(0, index) if impl == "whole_table" else self.take(p, index)
+        """Rows by the named way, one of :attr:`impls`; in half precision rounded once."""
+        if impl != "whole_table":
+            return self.rows_of(p, index)
+        return rounded(self.full(self.widened(p)).index_select(0, index), p)
 
     def as_chain(self, p: Params) -> tuple[Chain, list[Tensor]] | None:
         """The same table as a chain of cores, for the compiled kernels; ``None`` where it is none."""
@@ -135,7 +159,7 @@ class Structure(ABC):
         return size if more == self.kind else f"{size}, {more}"
 
     def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
-        """``x @ table[start:stop].T`` for a block of rows, of which only the block is ever made."""
+        """``x @ table[start:stop].T`` for a block of rows, of which only the block is ever made; in ``x``'s dtype."""
         index = torch.arange(start, stop, device=x.device)
         rows = self.take(p, index) if torch.compiler.is_exporting() else self.lookup(p, index, "auto")
         return x @ rows.T
@@ -223,6 +247,12 @@ def _as_text(structure: Structure) -> str | None:
     sizes = {field.name: getattr(structure, field.name) for field in fields(structure)}
     kind = getattr(structure, "kind", None)
     return json.dumps({"kind": kind, **sizes}) if kind and all(map(_is_plain, sizes.values())) else None
+
+
+def rounded(made: Tensor, p: Params) -> Tensor:
+    """In the dtype of the numbers that a table is kept in."""
+    dtypes = [tensor.dtype for tensor in p.values() if tensor.is_floating_point()]
+    return made.to(reduce(torch.promote_types, dtypes)) if dtypes else made
 
 
 def with_rows(tensor: Tensor, rows: int, new: Tensor) -> Tensor:  # (n, ...), (1, ...) -> (rows, ...)

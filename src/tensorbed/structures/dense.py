@@ -24,6 +24,7 @@ class DenseMatrix(Structure):
         - table: ``(rows, cols)``
     """
 
+    takes_half = True  # to compute in single precision would take another table
     fused_loss = "torch.nn.functional.linear_cross_entropy"
 
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -47,7 +48,9 @@ class DenseMatrix(Structure):
         return ("auto", "reference")
 
     def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
-        return x @ p["table"][start:stop].T
+        # One product, which is rounded once in the table's own dtype too.
+        block = p["table"][start:stop]
+        return (x.to(block.dtype) @ block.T).to(x.dtype)
 
     def ways(self) -> list[Way]:
         way = replace(self.way_by_rows(0), making_numbers=0, by_block=False)

@@ -42,6 +42,13 @@ class LowRankMatrix(Structure):
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         return p["u"].index_select(0, index) @ p["v"].T
 
+    def rows_of(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        """Of the large factor only rows that are asked for are widened, unless their gradients are to be added up."""
+        u = p["u"]
+        if u.dtype.itemsize < 4 and not (u.requires_grad and torch.is_grad_enabled()):
+            p, index = {**p, "u": u.index_select(0, index)}, torch.arange(index.shape[0], device=index.device)
+        return super().rows_of(p, index)
+
     def as_chain(self, p: Params) -> tuple[Chain, list[Tensor]]:
         """Two cores: each row a slice of the first, and one slice of the last that all share."""
         return self._chain, self._cores([p["u"], p["v"]])

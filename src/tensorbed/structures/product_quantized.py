@@ -18,7 +18,7 @@ from tensorbed.contraction.tables import LookupTables
 from tensorbed.decompose.clusters import k_means
 from tensorbed.decompose.feedback import feedback
 from tensorbed.progress import track
-from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
+from tensorbed.structures.base import Params, Structure, TensorSpec, rounded, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, Use, some_rows, written
 from tensorbed.structures.registry import register
 
@@ -76,10 +76,11 @@ class ProductQuantizedMatrix(Structure):
         return self._made(p, p["codes"].index_select(0, index))
 
     def lookup(self, p: Params, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
-        made = coded.rows(lambda: self.as_codes(p), index, impl)
+        wide = self.widened(p) if self.rotated else p
+        made = coded.rows(lambda: self.as_codes(wide), index, impl)
         if made is None:
             return super().lookup(p, index, impl)
-        return made @ p["rotation"] if self.rotated else made
+        return rounded(made @ wide["rotation"], p) if self.rotated else made
 
     def as_codes(self, p: Params) -> coded.Product:
         """The same before the rotation, for the compiled kernels."""

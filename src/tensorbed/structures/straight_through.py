@@ -33,6 +33,7 @@ class StraightThroughMatrix(Structure):
 
     fits_exactly = False
     straight_through = True
+    takes_half = True  # scales are read as they will be stored
 
     bits: int
     group: int  # cols where there are none
@@ -57,7 +58,7 @@ class StraightThroughMatrix(Structure):
         return self._read(p["table"])
 
     def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
-        return x @ self._read(p["table"][start:stop]).T
+        return x @ self._read(p["table"][start:stop], x.dtype).T
 
     def _read(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:  # (n, cols) -> (n, cols)
         """Rows as their codes say; in another dtype from the same codes, steps and scales."""

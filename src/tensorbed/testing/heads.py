@@ -22,6 +22,7 @@ from tensorbed.testing.samples import (
     Sample,
     assert_all_near,
     assert_near,
+    assert_rounded_once,
     on,
     one_of_each,
 )
@@ -274,6 +275,22 @@ class HeadLaws(Conformance):
                 (one,) = torch.autograd.grad(made, leaf, retain_graph=True)
                 (other,) = torch.autograd.grad(true, exact_leaf, retain_graph=True)
                 assert_near(one, other.to(dtype), units=1)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_half_precision_scores_are_rounded_once(self, sample: Sample, draw: Draw, dtype: torch.dtype) -> None:
+        """Against float64 on the same numbers, by every way: scores and the loss."""
+        head = make_head(sample, dtype=dtype)
+        exact = (head.packed() if sample.structure.straight_through else make_head(sample, dtype=dtype)).double()
+        h, target = vectors(draw, 9, dtype=dtype)
+        wide = h.detach().double()
+        keeps_the_table = sample.structure.row_multiply_adds == 0
+        for head.impl in ("auto", "reference"):
+            if keeps_the_table and head.impl == "reference":
+                continue  # as torch.nn.Linear's: scores are rounded before they are used
+            assert_rounded_once(head(h), exact(wide))
+            for reduction in ("mean", "none"):
+                made = head.loss(h, target, reduction=reduction)
+                assert_rounded_once(made, exact.loss(wide, target, reduction=reduction))
 
     @on(one_of_each)
     def test_frozen_parts_get_no_gradient(self, sample: Sample, draw: Draw) -> None:

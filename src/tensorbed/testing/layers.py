@@ -20,6 +20,7 @@ from tensorbed.testing.samples import (
     Sample,
     assert_all_near,
     assert_near,
+    assert_rounded_once,
     assert_writes_are_noticed,
     largest_allocation,
     on,
@@ -156,6 +157,26 @@ class EmbeddingParity(Conformance):
             out = layer(index)
         assert out.dtype == dtype
         assert torch.equal(out, expected)
+
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_half_precision_is_rounded_once(self, sample: Sample, draw: Draw, dtype: torch.dtype) -> None:
+        """Against float64 on the same tensors: the table, rows by every way, and the gradients of both."""
+        layer = _made(sample).to(dtype)
+        rounds = sample.structure.straight_through
+        exact = (layer.packed() if rounds else copy.deepcopy(layer)).double()
+        index = draw.index(300)
+        # What keeps the table adds the gradients of equal indices as torch.nn.Embedding does, in half precision.
+        trains = draw.differentiable and not rounds and sample.structure.row_multiply_adds != 0
+        pairs = [(layer.weight, exact.weight)]
+        for layer.impl in sample.structure.impls:
+            pairs.append((layer(index), exact(index)))
+        for out, expected in pairs:
+            assert_rounded_once(out, expected)
+            grad = draw.normal(*out.shape, dtype=dtype)
+            made = torch.autograd.grad(out, _leaves(layer), grad) if trains else ()
+            wanted = torch.autograd.grad(expected, _leaves(exact), grad.double()) if trains else ()
+            for one, other in zip(made, wanted, strict=True):
+                assert_rounded_once(one, other)
 
     def test_functional_call_and_func_grad(self, sample: Sample, impl: str, draw: Draw) -> None:
         layer = _made(sample, impl=impl)

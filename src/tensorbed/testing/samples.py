@@ -156,6 +156,19 @@ def assert_all_near(actual: Sequence[Tensor], expected: Sequence[Tensor], *, uni
         assert_near(one, other, units=units)
 
 
+def assert_rounded_once(actual: Tensor, exact: Tensor) -> None:
+    """No number further from ``exact``, which is float64, than its rounding to the dtype of ``actual``.
+
+    But for what single precision is off by, in which half precision is computed.
+    """
+    assert actual.shape == exact.shape, f"shape {tuple(actual.shape)}, expected {tuple(exact.shape)}"
+    actual, exact = actual.detach(), exact.detach()
+    rounding = (exact.to(actual.dtype).double() - exact).abs()
+    error, single = (actual.double() - exact).abs() - rounding, 64 * torch.finfo(torch.float32).eps
+    bound = single * float(exact.abs().max()) if exact.numel() else 0.0
+    assert bool((error <= bound).all()), f"off by {float(error.max()):.3g} more than a rounding, {bound:.3g} allowed"
+
+
 def assert_writes_are_noticed(call: Callable[[], Tensor], leaves: Sequence[Tensor], written: Sequence[Tensor]) -> None:
     """A tensor written to between forward and backward changes no gradient: autograd says so, or it is not read again.
 

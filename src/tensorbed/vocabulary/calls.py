@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from tensorbed.checks import require_int, require_number
-from tensorbed.dispatch import is_autocast, is_recorded, is_traced, is_transformed
+from tensorbed.dispatch import is_autocast, is_recorded, is_traced, is_transformed, working_dtype
 from tensorbed.functional import check_params
 from tensorbed.structures import Params, Structure
 from tensorbed.vocabulary import choices, logits, operators, reference
 from tensorbed.vocabulary.choices import TopK
-from tensorbed.vocabulary.loss import Asked, Options, cross_entropy, working_dtype
+from tensorbed.vocabulary.loss import Asked, Options, cross_entropy
 from tensorbed.vocabulary.schedule import Task
 from tensorbed.vocabulary.scorer import Vocabulary
 from tensorbed.vocabulary.targets import (
@@ -227,7 +227,7 @@ def sample_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, **op
         raise ValueError(f"top_k={top_k}: there are {structure.rows} classes to choose from (1 to {structure.rows}).")
     if is_traced(h) or _is_plain_only(h):
         softcap = options.pop("softcap")
-        scores = reference.logits(vocabulary.detached(), h.detach())
+        scores = reference.scores(vocabulary.detached(), h.detach())
         return choices.drawn(scores if softcap is None else softcap * torch.tanh(scores / softcap), **options)
     found = choices.sample(vocabulary, h.reshape(-1, structure.cols), memory_budget=memory_budget, **options)
     return found.reshape(h.shape[:-1])

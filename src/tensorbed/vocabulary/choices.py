@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tensorbed.dispatch import full_precision
+from tensorbed.dispatch import full_precision, working_dtype
 from tensorbed.vocabulary.logits import scorer_of
-from tensorbed.vocabulary.loss import working_dtype
 from tensorbed.vocabulary.scorer import Vocabulary
 
 

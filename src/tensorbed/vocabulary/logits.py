@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorbed.dispatch import differentiable_once, full_precision
-from tensorbed.vocabulary.loss import in_dtypes, working_dtype
+from tensorbed.dispatch import differentiable_once, full_precision, working_dtype
+from tensorbed.vocabulary.loss import in_dtypes
 from tensorbed.vocabulary.schedule import Schedule, Task, choose
 from tensorbed.vocabulary.scorer import Scorer, Vocabulary
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorbed.dispatch import differentiable_once, full_precision
+from tensorbed.dispatch import differentiable_once, full_precision, working_dtype
 from tensorbed.structures import Structure
 from tensorbed.vocabulary import walks
 from tensorbed.vocabulary.schedule import GROUPS, Schedule, Task, choose
@@ -81,12 +81,6 @@ class Made:
     loss: Tensor
     lse: Tensor
     grads: list[Tensor | None] | None  # of the vectors, the bias and the tensors
-
-
-def working_dtype(*tensors: Tensor) -> torch.dtype:
-    """The widest of the tensors', at least float32."""
-    wide = any(t.dtype == torch.float64 for t in tensors)
-    return torch.float64 if wide else torch.float32
 
 
 def cross_entropy(asked: Asked) -> Tensor:

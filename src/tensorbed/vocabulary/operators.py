@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensorbed.dispatch import working_dtype
 from tensorbed.structures import Structure
 from tensorbed.structures.registry import read, registered
 from tensorbed.vocabulary import choices
 from tensorbed.vocabulary.logits import differentiated, scored
-from tensorbed.vocabulary.loss import Asked, Options, differentiate, evaluate, in_dtypes, working_dtype
+from tensorbed.vocabulary.loss import Asked, Options, differentiate, evaluate, in_dtypes
 from tensorbed.vocabulary.scorer import Vocabulary
 from tensorbed.vocabulary.targets import check_targets
 

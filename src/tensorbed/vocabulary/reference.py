@@ -6,35 +6,41 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tensorbed.dispatch import working_dtype
 from tensorbed.functional import project
-from tensorbed.vocabulary.loss import Asked, working_dtype
+from tensorbed.vocabulary.loss import Asked
 from tensorbed.vocabulary.scorer import Vocabulary
 
 _NOWHERE = -(2**62)  # no target has it
 
 
 def logits(vocabulary: Vocabulary, x: Tensor) -> Tensor:  # (*, cols) -> (*, rows)
-    """Scores of every row, with the padding row in its place and the bias."""
-    structure = vocabulary.structure
-    scores = project(structure, structure.named(vocabulary.tensors), x)
+    """Scores of every row in the dtype of the vectors."""
+    return scores(vocabulary, x).to(x.dtype)
+
+
+def scores(vocabulary: Vocabulary, x: Tensor) -> Tensor:  # (*, cols) -> (*, rows)
+    """Scores of every row, with the padding row in its place and the bias; of half precision in single."""
+    structure, dtype = vocabulary.structure, working_dtype(x, *vocabulary.tensors)
+    x = x.to(dtype)
+    made = project(structure, structure.named(vocabulary.tensors), x)
     if vocabulary.padding_row is not None:
-        at = torch.tensor([vocabulary.padding_idx], device=scores.device)
-        padding = vocabulary.padding_row.to(dtype=x.dtype, device=x.device)
-        scores = scores.index_copy(-1, at, (x @ padding)[..., None].to(scores.dtype))
-    return scores if vocabulary.bias is None else scores + vocabulary.bias.to(scores.dtype)
+        at = torch.tensor([vocabulary.padding_idx], device=made.device)
+        padding = vocabulary.padding_row.to(dtype=dtype, device=x.device)
+        made = made.index_copy(-1, at, (x @ padding)[..., None].to(dtype))
+    return made if vocabulary.bias is None else made + vocabulary.bias.to(dtype)
 
 
 def cross_entropy(asked: Asked) -> Tensor:
     """The loss of :mod:`tensorbed.vocabulary.loss` from all logits, by PyTorch's own."""
     options, vocabulary = asked.options, asked.vocabulary
-    dtype = working_dtype(asked.x, *vocabulary.tensors)
-    scores = logits(vocabulary, asked.x).to(dtype)
+    made = scores(vocabulary, asked.x)
     if options.softcap is not None:
-        scores = options.softcap * torch.tanh(scores / options.softcap)
+        made = options.softcap * torch.tanh(made / options.softcap)
     ignored = _NOWHERE if options.ignore_index is None else options.ignore_index
-    weight = None if asked.class_weight is None else asked.class_weight.to(dtype)
+    weight = None if asked.class_weight is None else asked.class_weight.to(made.dtype)
     loss = F.cross_entropy(
-        scores,
+        made,
         asked.target,
         weight,
         ignore_index=ignored,
@@ -44,7 +50,7 @@ def cross_entropy(asked: Asked) -> Tensor:
     if not options.z_loss:
         return loss
     counted = asked.target != ignored
-    z_loss = options.z_loss * torch.where(counted, torch.logsumexp(scores, -1).square(), 0)
+    z_loss = options.z_loss * torch.where(counted, torch.logsumexp(made, -1).square(), 0)
     if options.reduction == "none":
         return loss + z_loss
     return loss + (z_loss.sum() if options.reduction == "sum" else z_loss.sum() / counted.sum())
