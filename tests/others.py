@@ -31,6 +31,14 @@ class ScaledMatrix(Structure):
 
 
 @dataclass(frozen=True)
+class ForgetfulMatrix(ScaledMatrix):
+    """One whose ``__post_init__`` does not call ``super()``."""
+
+    def __post_init__(self):
+        object.__setattr__(self, "pattern", "cos")
+
+
+@dataclass(frozen=True)
 class Scaled(Format):
     def bind(self, budget):
         return ScaledMatrix(budget.rows, budget.cols)

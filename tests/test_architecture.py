@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from others import Coded, Scaled, ScaledMatrix
+from others import Coded, ForgetfulMatrix, Scaled, ScaledMatrix
 
 import tensorbed
 from tensorbed.structures import register, registered
 from tensorbed.structures import registry as registry_module
 from tensorbed.structures.formats import Budget
+from tensorbed.structures.registry import read
 from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, HeadLimits, Sample, StructureLaws, TracingLaws
 
 SOURCE = Path(tensorbed.__file__).parent
@@ -110,3 +111,33 @@ def test_registering(monkeypatch):
 
     assert registered()["scaled"] is ScaledMatrix
     assert Scaled().bind(Budget(3, 4)).numel == 4
+
+
+def test_registering_again_replaces_the_class(monkeypatch, tmp_path):
+    """As a notebook's cell does that is run twice."""
+    monkeypatch.setattr(registry_module, "_STRUCTURES", dict(registered()))
+    first = register("again")(type("AgainMatrix", (ScaledMatrix,), {}))
+    text = first(30, 4).text
+    assert type(read(text)) is first
+    second = register("again")(type("AgainMatrix", (ScaledMatrix,), {}))
+    assert type(read(text)) is second
+    layer = tensorbed.Embedding(30, 4, Scaled())
+    layer.structure = second(30, 4)
+    tensorbed.save(layer, tmp_path / "layer")
+    assert tensorbed.load(tmp_path / "layer").structure == layer.structure
+    layer.structure = first(30, 4)
+    with pytest.raises(TypeError, match="AgainMatrix that was registered again since; make the layer anew"):
+        tensorbed.save(layer, tmp_path / "layer")
+
+
+def test_a_structure_that_forgets_super_is_complete(monkeypatch, tmp_path):
+    monkeypatch.setattr(registry_module, "_STRUCTURES", dict(registered()))
+    register("forgetful")(ForgetfulMatrix)
+    layer = tensorbed.Embedding(30, 4, Scaled())
+    layer.structure = ForgetfulMatrix(30, 4)
+    tensorbed.save(layer, tmp_path / "layer")
+    found = tensorbed.load(tmp_path / "layer")
+    assert found.structure == layer.structure
+    assert found.structure.pattern == "cos"
+    with pytest.raises(ValueError, match="num_embeddings=0"):
+        ForgetfulMatrix(0, 4)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorbed.checks import require_number
+from tensorbed.checks import require_number, shortened
 from tensorbed.functional import check_impl
 from tensorbed.nn.bag import EmbeddingBag, check_mode
 from tensorbed.nn.embedding import Embedding, ScaledEmbedding
@@ -47,8 +47,13 @@ def described(layer: StructuredTable) -> dict[str, Any]:
     kind = kind_of(layer)
     if kind is not None and type(layer).forward is not _KINDS[kind].forward:
         raise TypeError(f"a {type(layer).__name__} has a forward of its own, which a file cannot hold.")
-    text = layer.structure.text
-    if kind is None or text is None or registered().get(layer.structure.kind) is not type(layer.structure):
+    text, own = layer.structure.text, type(layer.structure)
+    known = registered().get(layer.structure.kind)
+    if known is not own and known is not None and known.__qualname__ == own.__qualname__:
+        raise TypeError(
+            f"a {type(layer).__name__} over a {own.__qualname__} that was registered again since; make the layer anew."
+        )
+    if kind is None or text is None or known is not own:
         raise TypeError(f"a {type(layer).__name__} over {layer.structure.kind} cannot be described; register its kind.")
     options = {name: _plain(name, getattr(layer, name)) for name in _OPTIONS[kind]}
     options |= {name: value for name in _OPTIONAL.get(kind, ()) if (value := getattr(layer, name)) is not None}
@@ -110,7 +115,8 @@ def rebuilt(description: Any, device: torch.device | str | None = "meta") -> Str
             layer.impl = impl
         return layer
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, RuntimeError) as error:
-        raise ValueError(f"not a description of a layer that this version knows ({_short(error)}).") from error
+        reason = shortened(str(error), 300)
+        raise ValueError(f"not a description of a layer that this version knows ({reason}).") from error
 
 
 def _check_options(kind: str, structure: Structure, options: Mapping[str, Any]) -> None:
@@ -133,12 +139,6 @@ def _check_options(kind: str, structure: Structure, options: Mapping[str, Any]) 
         check_head_impl(options["impl"])
     else:
         check_impl(structure, options["impl"])
-
-
-def _short(error: Exception, most: int = 300) -> str:
-    """Its sentence: what was given may be of any length."""
-    text = str(error)
-    return text if len(text) <= most else f"{text[:most]}..."
 
 
 def put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:

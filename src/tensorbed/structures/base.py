@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import reduce
+from functools import reduce, wraps
 from math import prod
 from typing import Any, ClassVar, Self
 
@@ -65,6 +65,21 @@ class Structure(ABC):
 
     rows: int
     cols: int
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """See to it that :meth:`__post_init__` is run, also where a subclass has its own and forgets ``super()``."""
+        super().__init_subclass__(**options)
+        own = cls.__dict__.get("__post_init__")
+        if own is None:
+            return
+
+        @wraps(own)
+        def complete(self: Structure) -> None:
+            own(self)
+            if "_text" not in vars(self):
+                Structure.__post_init__(self)
+
+        cls.__post_init__ = complete  # type: ignore[method-assign]
 
     def __post_init__(self) -> None:
         require_positive(self.rows, "num_embeddings")

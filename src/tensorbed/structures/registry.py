@@ -27,6 +27,7 @@ def register(kind: str) -> Callable[[S], S]:
             )
         cls.kind = kind
         _STRUCTURES[kind] = cls
+        read.cache_clear()  # it may hold structures of the class that was here before
         return cls
 
     return enter
