@@ -153,6 +153,44 @@ def test_text_that_is_no_description_is_refused(text, tmp_path):
         tb.load(path)
 
 
+LONG = "n" * 1_000_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda d: {**d, "layers": {LONG: {**d["layers"][""], "same_as": LONG}}},
+        lambda d: edit(d, tied_to=LONG),
+        lambda d: edit(d, structure=LONG),
+        lambda d: edit(d, options={LONG: 1}),
+        lambda d: edit(d, structure=json.dumps({**json.loads(d["layers"][""]["structure"]), "ranks": LONG})),
+        lambda d: {**d, "aliases": {LONG: "core_0"}},
+        lambda d: {**d, "layers": {str(k): {**d["layers"][""], "same_as": str(k)} for k in range(1000)}},
+        lambda d: {**d, "layers": {"\x1b[2J": {**d["layers"][""], "same_as": "\x1b[2J"}}},
+    ],
+)
+def test_messages_are_short_whatever_a_file_says(change, tmp_path):
+    path = tmp_path / "layer"
+    tb.save(LAYERS["embedding"](), path)
+    described(path, change)
+    for into in (None, Model()):
+        with pytest.raises(ValueError, match=r"layer|the model has no") as refused:
+            tb.load(path, into=into)
+        assert len(str(refused.value)) <= 1000
+        assert str(refused.value).isprintable()
+
+
+def test_a_long_name_of_a_tensor_gives_a_short_message(tmp_path):
+    path = tmp_path / "layer"
+    tb.save(LAYERS["embedding"](), path)
+    header, body = header_of(path)
+    header[LONG] = header.pop("core_1")
+    rewrite(path, header, body)
+    with pytest.raises(ValueError, match="core_1 is missing") as refused:
+        tb.load(path)
+    assert len(str(refused.value)) <= 1000
+
+
 def tied_heads():
     torch.manual_seed(0)
     model = nn.ModuleDict({"a": nn.Linear(8, 3000), "b": nn.Linear(8, 3000)})

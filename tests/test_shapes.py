@@ -128,6 +128,36 @@ def test_given_shapes_are_checked_with_the_fix():
             check_shape(bad, 25000, 256)
 
 
+class Counted(tuple):
+    """A shape that counts how often it is written out."""
+
+    written = 0
+
+    def __repr__(self):
+        Counted.written += 1
+        return super().__repr__()
+
+
+def test_long_shapes_are_refused_at_once():
+    """Without writing the shape out for each of its factors, which takes the square of their number."""
+    with pytest.raises(ValueError, match="has 12000 row and 12000 column factors; at most 64 of each"):
+        check_shape(((1,) * 12_000, (1,) * 12_000), 1, 1)
+    Counted.written = 0
+    assert check_shape(Counted(((2,) * 10, (1,) * 10)), 1024, 1) == ((2,) * 10, (1,) * 10)
+    assert Counted.written <= 2
+    with pytest.raises(ValueError, match="give the row factors and the column factors") as refused:
+        check_shape([1] * 100_000, 1, 1)
+    assert len(str(refused.value)) < 1000
+
+
+def test_refusing_a_shape_searches_no_factors_of_huge_sizes():
+    """735,134,400 has millions of factorisations; rows of 5,000 digits cannot even be printed."""
+    with pytest.raises(ValueError, match=r"must multiply to it exactly\.$"):
+        check_shape(((2,) * 8, (2,) * 8), 256, 735_134_400)
+    with pytest.raises(ValueError, match=r"rows are counted in int64, 2\*\*63 - 1 at the most"):
+        check_shape(((10**4000,) * 2, (2, 2)), 256, 4)
+
+
 def test_useful_ranks():
     assert useful_ranks((10, 10, 10, 10, 24, 32), (1, 16, 16, 16, 16, 16, 1)) == (1, 10, 16, 16, 16, 16, 1)
     assert useful_ranks((4, 4), (1, 99, 1)) == (1, 4, 1)

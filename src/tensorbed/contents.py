@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from tensorbed.checks import short_messages, shortened
 from tensorbed.nn.described import rebuilt
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
@@ -83,13 +85,30 @@ def inside(name: str, key: str) -> str:
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """The file, whose header safetensors has checked against its length."""
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"there is no file {path}.")
+    _check_readable(path)
     try:
-        with safe_open(path, "pt") as file:
+        with short_messages(), safe_open(path, "pt") as file:
             yield file
     except SafetensorError as error:
-        raise ValueError(f"{path} is damaged or not a safetensors file ({error}).") from None
+        said = shortened(str(error), 300)
+        raise ValueError(f"{path} is damaged or not a safetensors file ({said}).") from None
+
+
+def _check_readable(path: str | os.PathLike[str]) -> None:
+    """Safetensors says of every file that it cannot open that there is none."""
+    try:
+        is_file = stat.S_ISREG(os.stat(path).st_mode)  # what is no file may wait for a writer when it is opened
+        if is_file:
+            Path(path).open("rb").close()
+    except PermissionError as error:
+        raise PermissionError(
+            f"{path} may not be read ({error.strerror}); change its permissions, for instance by chmod u+r, or "
+            "those of its folder."
+        ) from None
+    except (FileNotFoundError, NotADirectoryError):
+        is_file = False
+    if not is_file:
+        raise FileNotFoundError(f"there is no file {path}.")
 
 
 def understood(file: Any, path: Path) -> Contents:

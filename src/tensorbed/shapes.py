@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
-import sys
 import warnings
 from collections.abc import Iterator, Sequence
 
-from tensorbed.checks import require_positive
+from tensorbed.checks import frames_in_packages, require_positive, shortened
 from tensorbed.indexing import ravel
 
 Shape = tuple[tuple[int, ...], tuple[int, ...]]
@@ -19,6 +18,8 @@ MAX_IMBALANCE = 2
 _REFERENCE_RANK = 16
 # A few milliseconds of searching.
 _MOST_STEPS = 2_500
+_MOST_FACTORS = 64  # 63 factors of 2 hold every table
+_MOST_FACTORED = 2**20  # larger sizes may have so many factorisations that looking for the best takes minutes
 
 
 def suggest_shape(num_embeddings: int, embedding_dim: int, order: int = 3) -> Shape:
@@ -39,8 +40,8 @@ def suggest_shape(num_embeddings: int, embedding_dim: int, order: int = 3) -> Sh
     order = require_positive(order, "order")
     if order < 2:
         raise ValueError(f"order={order}: a chain has at least 2 cores.")
-    if embedding_dim > 2**31 or order > 64:
-        raise ValueError(f"embedding_dim={embedding_dim}, order={order}: at most 2**31 and 64.")
+    if embedding_dim > 2**31 or order > _MOST_FACTORS:
+        raise ValueError(f"embedding_dim={embedding_dim}, order={order}: at most 2**31 and {_MOST_FACTORS}.")
     if num_embeddings > 2**62:
         raise ValueError(f"num_embeddings={num_embeddings}: rows are counted in int64, 2**62 at the most.")
     return _suggest(num_embeddings, embedding_dim, order)
@@ -68,16 +69,8 @@ def _say_uneven(cols: int, factors: tuple[int, ...]) -> None:
     warnings.warn(
         f"embedding_dim={cols} does not split into {order} factors above 1: using {factors}. It works, with "
         f"fewer useful ranks; {advice}.",
-        stacklevel=_frames_in_the_library(),
+        stacklevel=frames_in_packages("tensorbed"),
     )
-
-
-def _frames_in_the_library() -> int:
-    """How many calls up the user's own line is: a warning should point there."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").split(".")[0] == __package__:
-        level, frame = level + 1, frame.f_back
-    return level
 
 
 class _Search:
@@ -183,11 +176,18 @@ def as_shape(shape: object) -> Shape:
     try:
         row_factors, col_factors = (tuple(f) for f in shape)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
+        given = shortened(repr(shape), 300)
         raise ValueError(
-            f"shape={shape!r}: give the row factors and the column factors, for instance ((25, 30, 40), (4, 8, 8))."
+            f"shape={given}: give the row factors and the column factors, for instance ((25, 30, 40), (4, 8, 8))."
         ) from None
+    if max(len(row_factors), len(col_factors)) > _MOST_FACTORS:
+        raise ValueError(
+            f"the shape has {len(row_factors)} row and {len(col_factors)} column factors; at most {_MOST_FACTORS} of "
+            "each."
+        )
+    given = repr(shape)
     rows, cols = (
-        tuple(require_positive(factor, f"a {name} factor of shape {shape!r}") for factor in factors)
+        tuple(require_positive(factor, f"a {name} factor of shape {given}") for factor in factors)
         for name, factors in (("row", row_factors), ("column", col_factors))
     )
     return rows, cols
@@ -211,11 +211,11 @@ def check_shape(shape: object, num_embeddings: int, embedding_dim: int) -> Shape
             f"raise a factor, for instance {enough}, or leave shape=None."
         )
     if held > 2**63 - 1:
-        raise ValueError(f"{given} holds {held} rows; rows are counted in int64, 2**63 - 1 at the most.")
+        raise ValueError(f"{given} holds too many rows; rows are counted in int64, 2**63 - 1 at the most.")
     made = math.prod(col_factors)
     if made != embedding_dim:
-        # Numbers from a damaged file may be too large to be factored.
-        sane = embedding_dim < 2**32
+        # Numbers from a damaged file may be of any size.
+        sane = embedding_dim <= _MOST_FACTORED
         instance = f", for instance {factor_evenly(embedding_dim, len(col_factors))}" if sane else ""
         raise ValueError(
             f"{given} makes rows of {made} numbers, but embedding_dim={embedding_dim}; the column factors must "
