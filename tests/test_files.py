@@ -1,5 +1,6 @@
 """Files: round trips, refusals, and nothing half-done."""
 
+import fcntl
 import json
 import os
 import random
@@ -7,7 +8,10 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -349,6 +353,84 @@ def test_permissions_and_links_stay(tmp_path):
     assert link.is_symlink()
     assert real.stat().st_mode & 0o777 == 0o640
     assert tb.load(real).structure.ranks == (1, 2, 2, 1)
+
+
+def test_the_umask_is_the_processs_own(tmp_path, monkeypatch):
+    """It belongs to all threads: changed for a moment, it changes the files of others."""
+    monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("the umask was changed"))
+    tb.save(tb.TTEmbedding(300, 12, 3), tmp_path / "layer")
+
+
+def test_a_private_file_is_private_while_it_is_written(tmp_path, monkeypatch):
+    path = tmp_path / "layer"
+    tb.save(tb.TTEmbedding(300, 12, 3), path)
+    path.chmod(0o400)
+    modes = []
+
+    def writing(tensors, name, header):
+        save_file(tensors, name, header)
+        modes.append(os.stat(name).st_mode & 0o777)
+
+    monkeypatch.setattr("tensorbed.files.save_file", writing)
+    tb.save(tb.TTEmbedding(300, 12, 3), path)
+    assert modes == [0o600]
+    assert path.stat().st_mode & 0o777 == 0o400
+
+
+def test_folders_that_cannot_be_opened_are_not_an_error(tmp_path, monkeypatch):
+    """Windows opens no folder, and flushes no file that was opened for reading."""
+    opening, flushing = os.open, os.fsync
+    flushed = []
+
+    def windows_open(path, flags, *mode, **more):
+        if os.path.isdir(path):
+            raise PermissionError(13, os.strerror(13), str(path))
+        return opening(path, flags, *mode, **more)
+
+    def windows_fsync(descriptor):
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+            raise OSError(9, os.strerror(9))
+        flushed.append(descriptor)
+        flushing(descriptor)
+
+    monkeypatch.setattr(os, "open", windows_open)
+    monkeypatch.setattr(os, "fsync", windows_fsync)
+    layer = tb.TTEmbedding(300, 12, 3)
+    tb.save(layer, tmp_path / "layer")
+    assert len(flushed) == 1
+    same(layer, tb.load(tmp_path / "layer"))
+    assert [f.name for f in tmp_path.iterdir()] == ["layer"]
+
+
+@contextmanager
+def without_rights():
+    """As a user who is not root, whom nothing is refused."""
+    if os.geteuid() != 0:
+        yield
+        return
+    try:
+        os.seteuid(65534)
+    except OSError:
+        pytest.skip("this root cannot become another user")
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_file_that_may_not_be_read_is_not_called_missing():
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "layer"
+        tb.save(tb.TTEmbedding(300, 12, 3), path)
+        path.chmod(0)
+        os.chmod(folder, 0o711)
+        with without_rights(), pytest.raises(PermissionError, match=r"layer may not be read .*chmod"):
+            tb.load(path)
+        path.chmod(0o666)
+        os.chmod(folder, 0)
+        with without_rights(), pytest.raises(PermissionError, match="may not be read"):
+            tb.load(path)
+        os.chmod(folder, 0o700)
 
 
 def test_a_model_that_does_not_take_its_tensors_is_as_it_was(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
+import secrets
 from collections.abc import Hashable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -149,32 +149,34 @@ def _write(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str]) ->
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent}; make it first.")
     path = path.resolve()  # of a link, what it points to is replaced
-    handle, name = tempfile.mkstemp(prefix=".tensorbed.", suffix=".part", dir=path.parent)
-    os.close(handle)
+    part = path.with_name(f".tensorbed.{secrets.token_hex(8)}.part")
+    old_mode = path.stat().st_mode & 0o777 if path.exists() else None
+    # The system takes the umask off the mode: to ask for the umask is to change it, for all threads.
+    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if old_mode is None else old_mode | 0o600))
     try:
-        save_file(dict(tensors), name, header)
-        _sync(Path(name))
-        os.chmod(name, path.stat().st_mode & 0o777 if path.exists() else 0o666 & ~_umask())
-        Path(name).replace(path)
-        _sync(path.parent)
+        mode = part.stat().st_mode & 0o777 if old_mode is None else old_mode
+        save_file(dict(tensors), part, header)
+        _sync(part)
+        part.chmod(mode)  # safetensors may have put a file of its own there
+        part.replace(path)
+        _sync_folder(path.parent)
     finally:
-        with suppress(FileNotFoundError):
-            os.unlink(name)
+        part.unlink(missing_ok=True)
 
 
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-def _sync(path: Path) -> None:
-    """Have the system write what it keeps in memory of a file or folder."""
-    descriptor = os.open(path, os.O_RDONLY)
+def _sync(path: Path, flags: int = os.O_RDWR) -> None:
+    """Have the system write what it keeps in memory of a file, which on Windows has to be open for writing."""
+    descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _sync_folder(path: Path) -> None:
+    """The same for a folder; where it cannot be opened, on Windows none can, the system sees to it by itself."""
+    with suppress(PermissionError):
+        _sync(path, os.O_RDONLY)
 
 
 def load(path: str | os.PathLike[str], into: nn.Module | None = None) -> nn.Module:
@@ -313,7 +315,8 @@ def _filled(model: nn.Module, contents: Contents, state: Mapping[str, Tensor]) -
     for name, layer in new.items():
         _fill({name: layer}, state)
         _make_alike(layer, modules[name])
-    copied = {name: tensor for name, tensor in state.items() if not name.startswith(tuple(f"{n}." for n in new))}
+    within = tuple(f"{name}." for name in new)
+    copied = {name: tensor for name, tensor in state.items() if not name.startswith(within)}
     before = {name: tensor.clone() for name, tensor in model.state_dict().items() if name in copied}
     try:
         model.load_state_dict(copied, strict=False)
