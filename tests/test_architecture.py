@@ -26,7 +26,7 @@ ROOMS = (
     ("fitting", "functional", "pooling"),
     ("vocabulary",),
     ("nn",),
-    ("report", "contents", "finding", "calibration", "frameworks"),
+    ("report", "checksums", "contents", "finding", "calibration", "frameworks"),
     ("convert", "files", "planning"),
     ("integrations",),
     ("tensorbed",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
+import warnings
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tensorbed.checks import short_messages, shortened
+from tensorbed.checks import frames_in_packages, short_messages, shortened
+from tensorbed.checksums import Checksums
 from tensorbed.nn.described import rebuilt
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
@@ -62,12 +64,22 @@ class Contents:
     version: int
     layers: Mapping[str, StructuredTable]
     tensors: Mapping[str, Stored]
+    checksums: Checksums | None
 
     def read(self, file: Any) -> dict[str, Tensor]:
-        """The tensors by all of their names, those of the layers checked."""
+        """The tensors by all of their names, all of them compared with their checksums, those of the layers checked."""
         # Copies: what comes out of the file is a view of it, and changes when it does.
-        found = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        state = {name: found[one.at] for name, one in self.tensors.items()}
+        stored = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+        if self.checksums is None:
+            warnings.warn(
+                f"{self.path} has no checksums, as files of older versions, so that damage to its numbers cannot be "
+                "seen; load it and write it again with tb.save(module, path), which adds them.",
+                stacklevel=frames_in_packages("tensorbed", "contextlib"),
+            )
+        else:
+            for name, tensor in stored.items():
+                self.checksums.check_tensor(name, tensor, self.path)
+        state = {name: stored[one.at] for name, one in self.tensors.items()}
         for name, layer in self.layers.items():
             own = {spec.name: state[inside(name, spec.name)] for spec in layer.structure.tensors()}
             try:
@@ -113,7 +125,13 @@ def _check_readable(path: str | os.PathLike[str]) -> None:
 
 def understood(file: Any, path: Path) -> Contents:
     """The contents of an open file; nothing is allocated for its tensors."""
-    description = _description(file, path)
+    header = file.metadata() or {}
+    if header.get("format") != FORMAT:
+        raise ValueError(f"{path} was not written by tensorbed.save; its format is {header.get('format')!r}.")
+    checksums = Checksums.read(header, path)
+    if checksums is not None:
+        checksums.check_description(header.get("description", ""), path)
+    description = _description(header, set(file.keys()), path)
     tensors: dict[str, Stored] = {}
     for name in file.keys():  # noqa: SIM118
         part = file.get_slice(name)
@@ -131,7 +149,7 @@ def understood(file: Any, path: Path) -> Contents:
         one, other, tied = wrong
         here, there = ("tied", "stored apart") if tied else ("apart", "stored as one")
         raise ValueError(f"{path} describes {one} and {other} as {here}, but they are {there}.")
-    return Contents(path, description["version"], layers, tensors)
+    return Contents(path, description["version"], layers, tensors, checksums)
 
 
 def differently_shared(
@@ -148,10 +166,7 @@ def differently_shared(
     return None
 
 
-def _description(file: Any, path: Path) -> dict[str, Any]:
-    header = file.metadata() or {}
-    if header.get("format") != FORMAT:
-        raise ValueError(f"{path} was not written by tensorbed.save; its format is {header.get('format')!r}.")
+def _description(header: Mapping[str, str], stored: set[str], path: Path) -> dict[str, Any]:
     try:
         found = json.loads(header["description"], parse_constant=refuse_constant)
         version, layers, aliases = found["version"], found["layers"], found["aliases"]
@@ -161,7 +176,6 @@ def _description(file: Any, path: Path) -> dict[str, Any]:
         )
         # The first of several names for one layer is its own.
         wrong = wrong or not all(layers[one["same_as"]]["same_as"] == one["same_as"] for one in layers.values())
-        stored = set(file.keys())
         wrong = wrong or not set(aliases.values()) <= stored or bool(set(aliases) & stored) or version < 1
     except (LookupError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the description in {path} cannot be read ({type(error).__name__}: {error}).") from None

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from tensorbed.checksums import Checksums
 from tensorbed.contents import FORMAT, VERSION, Contents, Stored, differently_shared, inside, opened, understood
 from tensorbed.frameworks import check_layers, tell
 from tensorbed.nn.bag import EmbeddingBag
@@ -28,7 +29,8 @@ def save(module: nn.Module, path: str | os.PathLike[str]) -> None:
     """Write a layer, or a model with its layers of this library described, to one file.
 
     Tensors that share their memory, of tied layers for instance, are stored once; a tied head without its table is
-    stored as one that is not tied. The file is written beside ``path`` and takes its place when it is complete:
+    stored as one that is not tied. Every tensor and the description have a checksum, by which :func:`load` sees damage.
+    The file is written beside ``path`` and takes its place when it is complete:
     whatever happens, there is the old file or the new one.
     """
     if not isinstance(module, nn.Module):
@@ -40,10 +42,11 @@ def save(module: nn.Module, path: str | os.PathLike[str]) -> None:
     state = _tensors_of(module)
     stored, aliases = _stored_once(state)
     _check_ties(layers, aliases)
-    description = {"version": VERSION, "aliases": aliases, "layers": _descriptions(layers)}
+    parts = {"version": VERSION, "aliases": aliases, "layers": _descriptions(layers)}
     _check_dtypes(layers)
-    header = {"format": FORMAT, "description": json.dumps(description, allow_nan=False)}
-    _write(Path(path), _apart(stored), header)
+    description, tensors = json.dumps(parts, allow_nan=False), _apart(stored)
+    header = {"format": FORMAT, "description": description, **Checksums.of(description, tensors).entry()}
+    _write(Path(path), tensors, header)
 
 
 def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
