@@ -31,11 +31,12 @@ def short_messages() -> Iterator[None]:
     """Shorten what is said of a file while it is read: its names may be of any length and of any characters."""
     try:
         yield
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         said = str(error)
         if shortened(said) == said:
             raise
-        raise ValueError(shortened(said)) from None
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(shortened(said)) from None
 
 
 def frames_in_packages(*packages: str) -> int:

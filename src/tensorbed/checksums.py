@@ -47,7 +47,10 @@ class Checksums:
     def check_description(self, text: str, place: object) -> None:
         """``ValueError`` for a description that is not the one that was written."""
         if (found := _of_text(text)) != self.description:
-            raise ValueError(f"the description in {place} is damaged: {_difference(found, self.description)}.")
+            raise ValueError(
+                f"the description in {place} is damaged: {_difference(found, self.description)}. Take another copy of "
+                "the file; to change an option, change the layer and save it again."
+            )
 
     def check_tensor(self, name: str, tensor: Tensor, place: object) -> None:
         """``ValueError`` for a tensor that is not the one that was written under this name."""

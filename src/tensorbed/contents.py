@@ -74,7 +74,7 @@ class Contents:
             warnings.warn(
                 f"{self.path} has no checksums, as files of older versions, so that damage to its numbers cannot be "
                 "seen; load it and write it again with tb.save(module, path), which adds them.",
-                stacklevel=frames_in_packages("tensorbed", "contextlib"),
+                stacklevel=frames_in_packages("tensorbed"),
             )
         else:
             for name, tensor in stored.items():

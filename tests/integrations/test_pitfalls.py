@@ -15,6 +15,9 @@ from tiny import FORMATS, ROWS, compressed, dense, ids, logits, numbers, reloade
 import tensorbed as tb
 from tensorbed.integrations.transformers import TensorbedConfig, adopt, loss_without_logits
 
+# Of files that tests have edited.
+pytestmark = pytest.mark.filterwarnings("ignore:.*has no checksums")
+
 TABLE = "bert.embeddings.word_embeddings"
 QUANTISED = ["tensor_train", "product_quantized", "quantized_rows"]
 

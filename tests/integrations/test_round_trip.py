@@ -16,6 +16,7 @@ def tables(model):
     return {n: m for n, m in model.named_modules(remove_duplicate=False) if isinstance(m, StructuredTable)}
 
 
+@pytest.mark.filterwarnings("error:.*has no checksums")
 @pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_architectures(name, tied, tmp_path):

@@ -10,6 +10,7 @@ from typing import Any
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from tensorbed.checks import short_messages
 from tensorbed.convert import compress_
 from tensorbed.finding import Formats
 
@@ -19,7 +20,7 @@ VERSION = 1
 
 
 def _check_layers(layers: Any, untied: Any) -> None:
-    """A config may come from a file that somebody has edited."""
+    """They are as they were written."""
     if layers is not None:
         sound = isinstance(layers, Mapping) and layers and all(isinstance(one, Mapping) for one in layers.values())
         ties = [one.get("tied_to") for one in layers.values()] if sound else []
@@ -43,6 +44,7 @@ class TensorbedConfig(QuantizationConfigMixin):  # type: ignore[misc]
         untied: what its class would tie and is not. From a file.
     """
 
+    @short_messages()  # it may come from a file that somebody has edited
     def __init__(
         self,
         format: Formats | None = None,

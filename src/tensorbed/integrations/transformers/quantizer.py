@@ -15,8 +15,9 @@ from transformers import PreTrainedModel
 from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
+from tensorbed.checks import short_messages
 from tensorbed.convert import compress_
-from tensorbed.integrations.transformers import resizing, ties
+from tensorbed.integrations.transformers import checksums, resizing, ties
 from tensorbed.integrations.transformers.config import GGUF, METHOD, TensorbedConfig
 from tensorbed.integrations.transformers.ties import (
     restore,
@@ -61,11 +62,13 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         if not self.pre_quantized:
             return
-        layers, self._sources = _built(model, self.quantization_config)
-        put(model, layers)
-        rewrite(model, self._sources)
-        _expect(model, self._sources)
-        _check_files(model, self.quantization_config, kwargs.get("checkpoint_files") or ())
+        config, files = self.quantization_config, kwargs.get("checkpoint_files") or ()
+        with short_messages():
+            layers, self._sources = _built(model, config)
+            put(model, layers)
+            rewrite(model, self._sources)
+            _expect(model, self._sources)
+            checksums.check_files(config, files, _check_files(model, config, files))
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         if not self.pre_quantized:
@@ -96,7 +99,7 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
         state: dict[str, Tensor] = model.state_dict()
         for name, layer in tables(model).items():
             state[f"{name}.weight"] = torch.empty(0, dtype=layer._dtype)
-        return state, {}
+        return state, checksums.header_entry(model, state)
 
     def _dequantize(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
         """Dense layers of the model's own classes, holding the tables as they are."""
@@ -300,8 +303,8 @@ def _check_loaded(name: str, layer: StructuredTable) -> None:
             raise ValueError(f"{name}: {error}") from None
 
 
-def _check_files(model: PreTrainedModel, config: TensorbedConfig, files: Iterable[str]) -> None:
-    """Numbers of another kind than a layer has would be cast to it in silence."""
+def _check_files(model: PreTrainedModel, config: TensorbedConfig, files: Iterable[str]) -> set[str]:
+    """The names of our layers' tensors. Numbers of another kind than a layer has would be cast to it in silence."""
     kinds: dict[str, bool] = {}
     for name in config.layers or {}:
         place = _place(model, name)
@@ -327,6 +330,7 @@ def _check_files(model: PreTrainedModel, config: TensorbedConfig, files: Iterabl
                 if dtype.startswith(("F", "BF")) != kinds[key]:
                     wanted = "floating-point numbers" if kinds[key] else "whole numbers"
                     raise ValueError(f"{key} is stored as {dtype} in {path}; its layer has {wanted}.")
+    return set(kinds)
 
 
 def _stock(model: PreTrainedModel) -> PreTrainedModel:
