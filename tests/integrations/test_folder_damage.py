@@ -170,6 +170,13 @@ def test_shards_put_together_and_renamed_by_others(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors", {**header, ENTRY: json.dumps(checksums)})
     with pytest.warns(UserWarning, match="has no checksums"):
         transformers.LlamaForCausalLM.from_pretrained(tmp_path)
+    renamed = {name.replace("model.embed_tokens", "model.words"): tensor for name, tensor in tensors.items()}
+    save_file(renamed, tmp_path / "model.safetensors", header)
+    with pytest.warns(UserWarning, match="has no checksums"):
+        again = transformers.LlamaForCausalLM.from_pretrained(
+            tmp_path, key_mapping={"model.words": "model.embed_tokens"}
+        )
+    assert torch.equal(logits(again), logits(model))
 
 
 @pytest.mark.parametrize(

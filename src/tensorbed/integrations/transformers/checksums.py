@@ -46,8 +46,10 @@ def _tensors_of_layers(model: PreTrainedModel, state: Mapping[str, Tensor]) -> d
 def check_files(
     config: TensorbedConfig, files: Iterable[str | os.PathLike[str]], expected: Collection[str] = ()
 ) -> None:
-    """Compare config and files with their checksums; a note where there are none for them, or for what is expected."""
+    """Compare config and files with their checksums; a note where something has none, or cannot be found."""
     text, unchecked = _text(config), []
+    written: dict[str, str | os.PathLike[str]] = {}  # checksums, and which file has them
+    compared = set()
     for path in files:
         if not str(path).endswith(".safetensors"):
             unchecked.append(path)
@@ -60,6 +62,10 @@ def check_files(
                 checksums.check_description(text, f"config.json, beside {path},")
                 for name in sorted(stored & set(checksums.tensors)):
                     checksums.check_tensor(name, file.get_tensor(name), path)
+                    compared.add(checksums.tensors[name])
+                written |= dict.fromkeys(checksums.tensors.values(), path)
+    # A tensor has a checksum by each of its names and is stored by one, unless somebody has renamed it.
+    unchecked += [written[checksum] for checksum in written.keys() - compared]
     if unchecked:
         warnings.warn(
             f"{unchecked[0]} has no checksums of its compressed tables, or not of all, so that damage to them cannot "
