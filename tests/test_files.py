@@ -297,7 +297,7 @@ def test_a_process_killed_while_saving_leaves_the_old_file(tmp_path):
     tb.save(old, path)
     code = f"""
         import os, signal, tensorbed as tb, tensorbed.files as files
-        files._sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)
+        files.sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)
         tb.save(tb.TTEmbedding(300, 12, 5), {str(path)!r})
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, check=False)
@@ -408,10 +408,10 @@ def test_a_private_file_is_private_while_it_is_written(tmp_path, monkeypatch):
     assert path.stat().st_mode & 0o777 == 0o400
 
 
-def test_folders_that_cannot_be_opened_are_not_an_error(tmp_path, monkeypatch):
-    """Windows opens no folder, and flushes no file that was opened for reading."""
-    opening, flushing = os.open, os.fsync
-    flushed = []
+@pytest.fixture
+def flushed_on_windows(monkeypatch):
+    """What is flushed on a system that opens no folder, and flushes no file that was opened for reading."""
+    opening, flushing, flushed = os.open, os.fsync, []
 
     def windows_open(path, flags, *mode, **more):
         if os.path.isdir(path):
@@ -426,11 +426,27 @@ def test_folders_that_cannot_be_opened_are_not_an_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "open", windows_open)
     monkeypatch.setattr(os, "fsync", windows_fsync)
+    return flushed
+
+
+def test_folders_that_cannot_be_opened_are_not_an_error(tmp_path, flushed_on_windows):
     layer = tb.TTEmbedding(300, 12, 3)
     tb.save(layer, tmp_path / "layer")
-    assert len(flushed) == 1
+    assert len(flushed_on_windows) == 1
     same(layer, tb.load(tmp_path / "layer"))
     assert [f.name for f in tmp_path.iterdir()] == ["layer"]
+
+
+def test_folders_of_models_are_put_in_place_on_windows_too(tmp_path, flushed_on_windows):
+    pytest.importorskip("transformers")
+    from tensorbed.integrations.transformers.folders import put_in_place
+
+    with put_in_place(tmp_path / "out") as part:
+        (part / "inside").mkdir()
+        for file in (part / "config.json", part / "inside" / "config.json"):
+            file.write_text("{}")
+    assert len(flushed_on_windows) == 2
+    assert (tmp_path / "out" / "inside" / "config.json").read_text() == "{}"
 
 
 @contextmanager

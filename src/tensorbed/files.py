@@ -159,15 +159,15 @@ def _write(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str]) ->
     try:
         mode = part.stat().st_mode & 0o777 if old_mode is None else old_mode
         save_file(dict(tensors), part, header)
-        _sync(part)
+        sync(part)
         part.chmod(mode)  # safetensors may have put a file of its own there
         part.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _sync(path: Path, flags: int = os.O_RDWR) -> None:
+def sync(path: Path, flags: int = os.O_RDWR) -> None:
     """Have the system write what it keeps in memory of a file, which on Windows has to be open for writing."""
     descriptor = os.open(path, flags)
     try:
@@ -176,10 +176,10 @@ def _sync(path: Path, flags: int = os.O_RDWR) -> None:
         os.close(descriptor)
 
 
-def _sync_folder(path: Path) -> None:
+def sync_folder(path: Path) -> None:
     """The same for a folder; where it cannot be opened, on Windows none can, the system sees to it by itself."""
     with suppress(PermissionError):
-        _sync(path, os.O_RDONLY)
+        sync(path, os.O_RDONLY)
 
 
 def load(path: str | os.PathLike[str], into: nn.Module | None = None) -> nn.Module:

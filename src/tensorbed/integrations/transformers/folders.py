@@ -17,6 +17,7 @@ import transformers
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
+from tensorbed.files import sync, sync_folder
 from tensorbed.integrations.transformers.paths import leads_outside, path_below
 
 # Weights, of any framework, and what indexes them.
@@ -363,8 +364,6 @@ def _finish(folder: Path) -> None:
     for path in (*folder.rglob("*"), folder):
         if path.is_file():
             path.chmod(shared)
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+            sync(path)
+        else:
+            sync_folder(path)
