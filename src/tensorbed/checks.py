@@ -12,32 +12,6 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-_LONGEST = 1000  # characters of a message about a file
-
-
-def shortened(text: str, most: int = _LONGEST) -> str:
-    """Text that a file may have a part in, for a message: both of its ends, and no control characters."""
-    if len(text) > most:
-        end = most // 3
-        text = f"{text[: most - end - 5]} ... {text[-end:]}"
-    if text.isprintable():
-        return text
-    escaped = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    return escaped if len(escaped) <= most else shortened(escaped, most)
-
-
-@contextmanager
-def short_messages() -> Iterator[None]:
-    """Shorten what is said of a file while it is read: its names may be of any length and of any characters."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        said = str(error)
-        if shortened(said) == said:
-            raise
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(shortened(said)) from None
-
 
 def frames_in_packages(*packages: str) -> int:
     """How many calls up the first line outside of these packages is: a warning should point there, to the user's."""

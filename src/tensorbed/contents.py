@@ -16,11 +16,12 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tensorbed.checks import frames_in_packages, short_messages, shortened
+from tensorbed.checks import frames_in_packages
 from tensorbed.checksums import Checksums
 from tensorbed.nn.described import rebuilt
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
+from tensorbed.printable import short_messages, shortened
 from tensorbed.structures.registry import refuse_constant
 
 FORMAT, VERSION = "tensorbed", 1

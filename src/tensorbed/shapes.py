@@ -7,8 +7,9 @@ import math
 import warnings
 from collections.abc import Iterator, Sequence
 
-from tensorbed.checks import frames_in_packages, require_positive, shortened
+from tensorbed.checks import frames_in_packages, require_positive
 from tensorbed.indexing import ravel
+from tensorbed.printable import shortened
 
 Shape = tuple[tuple[int, ...], tuple[int, ...]]
 

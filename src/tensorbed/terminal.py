@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tensorbed.printable import printable
+from tensorbed.printable import printable, shortened
 
 _WIDE = 200  # columns where nobody looks: a file or a pipe
 _LONG = 2000  # characters of one line of a message; names in files may have a million
@@ -29,8 +29,7 @@ def say(*lines: str) -> None:
 
 def complain(message: str) -> None:
     """One line on standard error, whatever the message is."""
-    line = printable(" ".join(message.split()))
-    typer.echo(line if len(line) <= _LONG else f"{line[:_LONG]}...", err=True)
+    typer.echo(shortened(" ".join(message.split()), _LONG), err=True)
 
 
 class _Console(Console):

@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorbed.checks import require_number, shortened
+from tensorbed.checks import require_number
 from tensorbed.functional import check_impl
 from tensorbed.nn.bag import EmbeddingBag, check_mode
 from tensorbed.nn.embedding import Embedding, ScaledEmbedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable, check_options
+from tensorbed.printable import shortened
 from tensorbed.structures import Structure
 from tensorbed.structures.registry import read, registered
 from tensorbed.vocabulary.calls import check_impl as check_head_impl

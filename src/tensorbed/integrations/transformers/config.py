@@ -10,9 +10,9 @@ from typing import Any
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from tensorbed.checks import short_messages
 from tensorbed.convert import compress_
 from tensorbed.finding import Formats
+from tensorbed.printable import short_messages
 
 METHOD = "tensorbed"
 GGUF = "gguf"  # how a file was read; the model is dense

@@ -15,7 +15,6 @@ from transformers import PreTrainedModel
 from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
-from tensorbed.checks import short_messages
 from tensorbed.convert import compress_
 from tensorbed.integrations.transformers import checksums, resizing, ties
 from tensorbed.integrations.transformers.config import GGUF, METHOD, TensorbedConfig
@@ -32,6 +31,7 @@ from tensorbed.nn.described import described, put, rebuilt
 from tensorbed.nn.head import Head
 from tensorbed.nn.lazy import LazyTable
 from tensorbed.nn.table import StructuredTable, shared_names
+from tensorbed.printable import short_messages
 
 # Models draw the weights of all their layers anew before a file is read, unless marked; ours are never drawn that way.
 LazyTable._is_hf_initialized = True  # type: ignore[attr-defined]
