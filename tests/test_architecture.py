@@ -26,7 +26,7 @@ ROOMS = (
     ("fitting", "functional", "pooling"),
     ("vocabulary",),
     ("nn",),
-    ("report", "checksums", "contents", "finding", "calibration", "frameworks"),
+    ("report", "plans", "checksums", "contents", "finding", "calibration", "frameworks"),
     ("convert", "files", "planning"),
     ("integrations",),
     ("tensorbed",),

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import tensorbed as tb
-from tensorbed.planning import PRETRAINED, Option, _chosen, parsed_bytes
+from tensorbed.planning import PRETRAINED, _chosen, parsed_bytes
+from tensorbed.plans import Option
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from tensorbed.nn.described import put
 from tensorbed.nn.embedding import Embedding, ScaledEmbedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable, check_format
-from tensorbed.planning import Plan
+from tensorbed.plans import Plan
 from tensorbed.report import Entry, Report
 from tensorbed.structures import Format, Use
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from decimal import Decimal
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +14,10 @@ from tensorbed.checks import naming, require_bool, require_int, require_number, 
 from tensorbed.finding import MIN_ROWS, Weight, found_tables
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.nn.table import check_format
+from tensorbed.plans import Option, Plan
 from tensorbed.progress import track
-from tensorbed.report import note_on_size
 from tensorbed.structures import Format, Structure
 from tensorbed.structures.dense import Dense
-from tensorbed.structures.explanation import aligned
 from tensorbed.structures.formats import Budget, OutOfReachError
 from tensorbed.structures.hot_rows import HotRows
 from tensorbed.structures.low_rank import LowRank
@@ -44,111 +42,6 @@ _ROUNDING = 1e-5  # an error that is none
 _MOST = 2**60  # numbers of a table; bytes are counted in 64 bits
 _BYTES = 2**63 - 1  # of all tables
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-
-
-@dataclass(frozen=True)
-class Option:
-    """One format for one table: what it would take, and how far off it would be, ``None`` where nobody measured."""
-
-    format: Format
-    bytes: int
-    ratio: float
-    error: float | None
-
-
-@dataclass(frozen=True)
-class Plan(Mapping[str, Format | None]):
-    """Formats by table name, for :func:`tensorbed.compress_`; ``None`` leaves a table dense. ``print`` it.
-
-    Attributes:
-        sizes: rows and columns of each table.
-        chosen: what was chosen, ``Dense`` where it stays.
-        options: all that were weighed, the dense table first.
-        allowed: bytes that all tables together may take.
-        dense: bytes that they take as they are, those of a shared weight once.
-        same_rows_as: of heads that were taken for such because of their size alone, the tables of that size.
-    """
-
-    sizes: Mapping[str, tuple[int, int]]
-    chosen: Mapping[str, Option]
-    options: Mapping[str, tuple[Option, ...]]
-    allowed: float
-    dense: int
-    same_rows_as: Mapping[str, str] = field(default_factory=dict)
-
-    def __getitem__(self, name: str) -> Format | None:
-        format = self.chosen[name].format
-        return None if isinstance(format, Dense) else format
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.chosen)
-
-    def __len__(self) -> int:
-        return len(self.chosen)
-
-    @property
-    def bytes(self) -> int:
-        """Of all tables as planned."""
-        return sum(option.bytes for option in self.chosen.values())
-
-    @property
-    def notes(self) -> list[str]:
-        """What was decided without being told."""
-        return [note_on_size(name, self.sizes[name][0], table) for name, table in self.same_rows_as.items()]
-
-    def frontier(self) -> Frontier:
-        """Ratio against error of every format weighed; ``.figure()`` draws it."""
-        return Frontier(self.options)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and dicts, for JSON."""
-        tables = {
-            name: {"rows": self.sizes[name][0], "cols": self.sizes[name][1], **asdict(one), "format": repr(one.format)}
-            for name, one in self.chosen.items()
-        }
-        return {"tables": tables, "bytes": self.bytes, "allowed": self.allowed, "notes": self.notes}
-
-    def __str__(self) -> str:
-        head = ("table", "size", "format", "MB", "ratio", "error")
-        rows = [
-            (name, "{:,} x {:,}".format(*self.sizes[name]), repr(one.format), f"{one.bytes / 1e6:,.2f}", *_shown(one))
-            for name, one in self.chosen.items()
-        ]
-        total = ("all", "", "", f"{self.bytes / 1e6:,.2f}", f"{self.dense / max(1, self.bytes):,.1f}", "")
-        return "\n".join([*aligned([head, *rows, total], "<<<>>>"), *(f"note: {note}" for note in self.notes)])
-
-    __repr__ = __str__
-
-
-@dataclass(frozen=True)
-class Frontier:
-    """Ratio and error of every option, by table."""
-
-    options: Mapping[str, tuple[Option, ...]]
-
-    def points(self, name: str) -> list[tuple[float, float]]:
-        """``(ratio, error)`` of a table's options that no other beats in both, by ratio."""
-        known = [(one.ratio, one.error) for one in self.options[name] if one.error is not None]
-        return sorted(p for p in known if not any(q[0] >= p[0] and q[1] < p[1] for q in known))
-
-    def figure(self) -> Any:
-        """A matplotlib figure, a panel for each table and a line for each kind of format."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError('drawing needs matplotlib: pip install "tensorbed[figures]".') from error
-        figure = Figure(figsize=(5.5 * max(1, len(self.options)), 4), layout="constrained")
-        panels = figure.subplots(1, max(1, len(self.options)), squeeze=False)[0]
-        for axes, (name, options) in zip(panels, self.options.items(), strict=False):
-            kinds = dict.fromkeys(type(one.format).__name__ for one in options if one.error is not None)
-            for kind in kinds:
-                drawn = [o for o in options if type(o.format).__name__ == kind and o.error is not None]
-                line = sorted((one.ratio, one.error or 0.0) for one in drawn)
-                axes.plot(*zip(*line, strict=True), marker="o", label=kind)
-            axes.set(title=name, xlabel="times smaller", ylabel="relative error", xscale="log")
-            axes.grid(alpha=0.3)
-            axes.legend()
-        return figure
 
 
 def plan(
@@ -400,8 +293,3 @@ def _price(one: Option, other: Option) -> float:
 
 def _squared(error: float) -> float:
     return max(error, _ROUNDING) ** 2
-
-
-def _shown(option: Option) -> tuple[str, str]:
-    error = option.error
-    return f"{option.ratio:,.1f}", "-" if error is None else f"{error:.3f}"

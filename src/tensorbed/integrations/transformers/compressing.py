@@ -28,7 +28,8 @@ from tensorbed.integrations.transformers.folders import (
     token_limit,
 )
 from tensorbed.nn.head import Head
-from tensorbed.planning import Plan, plan
+from tensorbed.planning import plan
+from tensorbed.plans import Plan
 from tensorbed.progress import track
 from tensorbed.report import Report
 from tensorbed.structures import Format
