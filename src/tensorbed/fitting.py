@@ -13,6 +13,7 @@ from tensorbed.decompose.train import frobenius
 from tensorbed.progress import track
 from tensorbed.structures import Format, Params, Structure, Use
 from tensorbed.structures.formats import Budget
+from tensorbed.workers import one_thread_if_crowded
 
 _BLOCK = 2**18  # numbers of the table compared at once
 
@@ -35,7 +36,7 @@ def fit_table(
     """
     dtype = dtype or table.dtype
     budget = Budget(table.shape[0], table.shape[1], dtype, reserved)
-    with torch.no_grad():
+    with torch.no_grad(), one_thread_if_crowded(table.numel()):
         structure, found = _found(table, format, budget, use)
         # One after the other: each is let go once it is rounded.
         params = {spec.name: _owned(found.pop(spec.name), spec.dtype or dtype, table) for spec in structure.tensors()}

@@ -64,6 +64,53 @@ def test_leading_factors_of_a_matrix_long_on_both_sides(shape):
         assert needed <= found.right.shape[0] <= needed + 1
 
 
+def with_a_large_mean(rows, cols):
+    return normal(rows, cols) + 50 * normal(cols, seed=1)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["tall", "wide"])
+@pytest.mark.parametrize(
+    ("matrix", "rank"),
+    [
+        (normal(1400, 1100), 1),
+        (normal(1400, 1100), 16),
+        (normal(1400, 1100), 130),
+        (normal(1400, 1100), 250),
+        (with_a_large_mean(1400, 1100), 16),
+        (torch.eye(1100, dtype=torch.float64), 16),
+    ],
+    ids=["flat-1", "flat-16", "flat-130", "flat-250", "mean", "identity"],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_flat_spectra_are_cut_as_well_as_others(matrix, rank, transposed, dtype):
+    """Singular values close together are where powers of a matrix need many passes."""
+    given = (matrix.T if transposed else matrix).to(dtype)
+    squares = torch.linalg.svdvals(given.double()).square()
+    found = truncate.truncate(given, rank=rank)
+    kept, lost = float(squares[:rank].sum()), float(squares[rank:].sum())
+    left = float((given.double() - found.left.double() @ found.right.double()).square().sum())
+    assert left - lost <= 1e-5 * min(kept, lost)
+    assert found.lost**2 == pytest.approx(left, rel=1e-6)
+    torch.testing.assert_close(found.left.T @ found.left, torch.eye(rank, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_matrix_of_lower_rank_than_asked_for_is_found_again(dtype):
+    given = (normal(1300, 5) @ normal(5, 1200, seed=1)).to(dtype)
+    for matrix in (given, given.T, torch.zeros_like(given)):
+        found = truncate.truncate(matrix, rank=16)
+        left = (matrix.double() - found.left @ found.right).norm()
+        assert float(left) <= 10 * torch.finfo(dtype).eps * float(matrix.double().norm())
+        torch.testing.assert_close(found.left.T @ found.left, torch.eye(16, dtype=torch.float64))
+
+
+def test_directions_below_single_precision_are_told_apart():
+    matrix = normal(1200, 1100) * 10.0 ** (-torch.arange(1100, dtype=torch.float64) / 8)
+    best = math.sqrt(float(torch.linalg.svdvals(matrix)[60:].square().sum()))
+    found = truncate.truncate(matrix, rank=60)
+    assert float((matrix - found.left @ found.right).norm()) <= 1.05 * best
+
+
 def test_small_singular_values_are_exact_not_squared():
     """A Gram matrix would lose everything below 1e-8 of the largest."""
     u, _ = torch.linalg.qr(normal(60, 5))

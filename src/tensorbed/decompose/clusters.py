@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from tensorbed.workers import Workers
+
 _BLOCK = 2**18  # distances computed at once, which stay in the cache
+_PIECE = 2**12  # points that one thread goes through by itself
 _AMONG = 8  # points for each centre that the first ones are drawn from
 _SAMPLE = 32  # points for each centre in the first half of the sweeps
 
 
 def k_means(
-    points: Tensor, count: int, sweeps: int, seed: int = 0, weight: Tensor | None = None
+    points: Tensor, count: int, sweeps: int, seed: int = 0, weight: Tensor | None = None, workers: Workers | None = None
 ) -> tuple[Tensor, Tensor]:
     """Lloyd's algorithm from centres far apart; clusters that lose all of their points take the farthest ones.
 
@@ -22,33 +27,66 @@ def k_means(
         - weight: ``(n,)``, how much each counts; all alike if left out
         - output: ``(n,)`` int64, the cluster of each, and ``(count, d)``, their centres
     """
+    if workers is None:
+        with Workers() as own:
+            return k_means(points, count, sweeps, seed, weight, own)
     generator = torch.Generator().manual_seed(seed)
     mixed = torch.randperm(points.shape[0], generator=generator).to(points.device)
     centres = _far_apart(points[mixed[: _AMONG * count]], count, generator)
     some = mixed[: _SAMPLE * count]
     if len(some) < len(mixed):
-        centres = _lloyd(points[some], centres, sweeps // 2, None if weight is None else weight[some])
+        sample = _Points(points[some], None if weight is None else weight[some], workers)
+        centres = sample.lloyd(centres, sweeps // 2)
         sweeps -= sweeps // 2
-    centres = _lloyd(points, centres, sweeps, weight)
-    return _nearest(points, centres), centres
+    everything = _Points(points, weight, workers)
+    centres = everything.lloyd(centres, sweeps)
+    return everything.nearest(centres), centres
 
 
-def _lloyd(points: Tensor, centres: Tensor, sweeps: int, weight: Tensor | None) -> Tensor:
-    count = centres.shape[0]
-    pulling = points if weight is None else points * weight[:, None]
-    for sweep in range(sweeps):
-        nearest = _nearest(points, centres)
-        sums = torch.zeros_like(centres).index_add_(0, nearest, pulling)
-        sizes = torch.bincount(nearest, weight, minlength=count).to(sums.dtype)
-        empty = (sizes == 0).nonzero()[:, 0]
-        moved = torch.where(sizes[:, None] > 0, sums / sizes.where(sizes > 0, 1)[:, None], centres)
-        if len(empty):
-            distance = (points - centres[nearest]).square().sum(1)
-            moved[empty] = points[torch.topk(distance, len(empty)).indices]
-        elif sweep and bool(torch.equal(moved, centres)):
-            break
-        centres = moved
-    return centres
+class _Points:
+    """Points in pieces of a fixed size, so that sums do not depend on the number of workers."""
+
+    def __init__(self, points: Tensor, weight: Tensor | None, workers: Workers) -> None:
+        self._workers = workers
+        self._points = points.split(_PIECE)
+        self._weights = [None] * len(self._points) if weight is None else list(weight.split(_PIECE))
+
+    def lloyd(self, centres: Tensor, sweeps: int) -> Tensor:
+        for sweep in range(sweeps):
+            nearest = self._nearest(centres)
+            sums, sizes = self._sums(nearest, centres)
+            empty = (sizes == 0).nonzero()[:, 0]
+            moved = torch.where(sizes[:, None] > 0, sums / sizes.where(sizes > 0, 1)[:, None], centres)
+            if len(empty):
+                moved[empty] = self._farthest(nearest, centres, len(empty))
+            elif sweep and bool(torch.equal(moved, centres)):
+                break
+            centres = moved
+        return centres
+
+    def nearest(self, centres: Tensor) -> Tensor:
+        return torch.cat(self._nearest(centres))
+
+    def _nearest(self, centres: Tensor) -> list[Tensor]:
+        return self._workers.map(lambda piece: _nearest(piece, centres), self._points)
+
+    def _sums(self, nearest: Sequence[Tensor], centres: Tensor) -> tuple[Tensor, Tensor]:  # -> (count, d), (count,)
+        count = centres.shape[0]
+
+        def of_piece(piece: tuple[Tensor, Tensor | None, Tensor]) -> tuple[Tensor, Tensor]:
+            points, weight, place = piece
+            pulling = points if weight is None else points * weight[:, None]
+            sums = torch.zeros_like(centres).index_add_(0, place, pulling)
+            return sums, torch.bincount(place, weight, minlength=count).to(sums.dtype)
+
+        pieces = self._workers.map(of_piece, zip(self._points, self._weights, nearest, strict=True))
+        sums, sizes = (torch.stack(parts).sum(0) for parts in zip(*pieces, strict=True))
+        return sums, sizes
+
+    def _farthest(self, nearest: Sequence[Tensor], centres: Tensor, count: int) -> Tensor:  # -> (count, d)
+        pieces = zip(self._points, nearest, strict=True)
+        distances = torch.cat([(points - centres[place]).square().sum(1) for points, place in pieces])
+        return torch.cat(list(self._points))[torch.topk(distances, count).indices]
 
 
 def _far_apart(some: Tensor, count: int, generator: torch.Generator) -> Tensor:  # -> (count, d)

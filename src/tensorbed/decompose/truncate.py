@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tensorbed.decompose.directions import leading_directions
 from tensorbed.progress import track
 
 
@@ -28,10 +29,9 @@ class Truncated:
 
 # A matrix with both sides longer than this is not decomposed whole where a part of its rank will do.
 _LONG = 1024
-_SPARE = 16  # directions more than asked for, to be thrown away
-_PASSES = 6
 _BLOCK = 2**21  # numbers taken in float64 at once
 _CHEAP = 2**22  # a matrix of no more numbers has factors in float64, a larger one in its own precision
+_MEASURABLE = 1e-6  # of a matrix's norm: a smaller difference of norms is rounding
 
 
 def truncate(
@@ -51,7 +51,7 @@ def truncate(
     assert bound is not None
     # Look for the bound among a few directions first, then among more.
     guess = _LONG // 8
-    while guess <= short // 4:
+    while guess <= short // 4 and bound > _MEASURABLE * math.hypot(*_norms(matrix)):
         found = _leading(matrix, guess, label)
         if found.lost <= bound:
             return _shorter(found, bound)
@@ -60,16 +60,21 @@ def truncate(
 
 
 def _leading(matrix: Tensor, rank: int, label: str) -> Truncated:
-    """The leading factors of a matrix long on both sides, by subspace iteration from a fixed random start."""
-    generator = torch.Generator(matrix.device).manual_seed(0)
-    start = torch.randn(matrix.shape[1], rank + _SPARE, dtype=torch.float64, device=matrix.device, generator=generator)
-    basis = torch.linalg.qr(_multiply(matrix, start, label)).Q
-    for _ in range(_PASSES):
-        other = torch.linalg.qr(_multiply(matrix.T, basis, label)).Q
-        basis = torch.linalg.qr(_multiply(matrix, other, label)).Q
-    found = _exactly(_multiply(matrix.T, basis, label).T, rank, None, label)
-    norm, held = (math.hypot(*_norms(one)) for one in (matrix, found.right))
-    return Truncated(basis @ found.left, found.right, math.sqrt(max(0.0, norm**2 - held**2)))
+    """The leading factors of a matrix long on both sides, by directions of its short side."""
+    long = matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix  # (long side, short side)
+    directions = leading_directions(long, rank, f"{label}: singular vectors")
+    # A step in float64 from either side makes good what directions found in single precision lack.
+    there = torch.linalg.qr(_multiply(long, directions, label)).Q
+    back = _multiply(long.T, there, label)
+    if long is matrix:
+        found = _exactly(back.T, rank, None, label)
+        left, right = there @ found.left, found.right
+    else:
+        basis, triangle = torch.linalg.qr(back)
+        u, s, vh = torch.linalg.svd(triangle)
+        left, right = basis @ u, s[:, None] * (vh @ there.T)
+    norm, held = (math.hypot(*_norms(one)) for one in (matrix, right))
+    return Truncated(left, right, math.sqrt(max(0.0, norm**2 - held**2)))
 
 
 def _norms(matrix: Tensor) -> list[float]:
