@@ -18,7 +18,7 @@ from tensorbed.plans import Option, Plan
 from tensorbed.progress import track
 from tensorbed.structures import Format, Structure
 from tensorbed.structures.dense import Dense
-from tensorbed.structures.formats import Budget, OutOfReachError
+from tensorbed.structures.formats import Budget, OutOfRangeError, OutOfReachError
 from tensorbed.structures.hot_rows import HotRows
 from tensorbed.structures.low_rank import LowRank
 from tensorbed.structures.product_quantized import ProductQuantized
@@ -75,7 +75,8 @@ def plan(
     Args:
         model: or sizes by name, ``{"wte": (50257, 768)}``.
         budget: bytes of all tables together, ``"20MB"``; or ``ratio``, their dense bytes over that.
-        formats: those to weigh, in place of the usual ones; one that does not suit a table is left out for it.
+        formats: those to weigh, in place of the usual ones; one that does not suit a table, or whose numbers the
+            table's dtype cannot hold, is left out for it.
         min_rows: smaller tables of a model stay dense and are not counted.
         skip: patterns of names in it to leave alone, not counted either.
         tied, include_heads: as :func:`tensorbed.compress_` will be given them; what it unties is counted each.
@@ -105,20 +106,28 @@ def plan(
     for name, (table, reserved) in tables.items():
         with naming(name):
             bound[name] = _bound(table, reserved, formats or usual)
-    least = sum(min([table.nbytes, *(one.bytes for one, _ in bound[name])]) for name, (table, _) in tables.items())
-    if least > allowed:
-        raise ValueError(
-            f"{allowed:,.0f} bytes for all tables: with the formats weighed they take {least:,} at the least, a ratio "
-            f"of {whole / least:.4g}; ask for no less, or give formats= that are smaller."
-        )
+    _require_reach(tables, bound, allowed, whole)
     if measured:
-        bound = _measured(tables, bound)
+        bound, refusals = _measured(tables, bound)
+        _require_reach(tables, bound, allowed, whole, refusals)
     options = {
         name: (Option(Dense(), table.nbytes, 1.0, 0.0 if measured else None), *(option for option, _ in bound[name]))
         for name, (table, _) in tables.items()
     }
     sizes = {name: (int(table.shape[0]), int(table.shape[1])) for name, (table, _) in tables.items()}
     return Plan(sizes, _chosen(options, allowed), options, allowed, whole, same_rows_as)
+
+
+def _require_reach(
+    tables: _Tables, bound: Mapping[str, _Bound], allowed: float, whole: int, refusals: Sequence[str] = ()
+) -> None:
+    least = sum(min([table.nbytes, *(one.bytes for one, _ in bound[name])]) for name, (table, _) in tables.items())
+    if least > allowed:
+        raise ValueError(
+            f"{allowed:,.0f} bytes for all tables: with the formats weighed they take {least:,} at the least, a ratio "
+            f"of {whole / least:.4g}; ask for no less, or give formats= that are smaller."
+            + "".join(f" {refusal}" for refusal in refusals[:1])
+        )
 
 
 def _check_formats(formats: object) -> None:
@@ -225,23 +234,32 @@ def _bound(table: Tensor, reserved: int, formats: Sequence[Format]) -> _Bound:
     return found
 
 
-def _measured(tables: _Tables, bound: Mapping[str, _Bound]) -> dict[str, _Bound]:
-    """The same with the errors of fits to samples, what two formats have in common once."""
+def _measured(tables: _Tables, bound: Mapping[str, _Bound]) -> tuple[dict[str, _Bound], list[str]]:
+    """The same with the errors of fits to samples, what two formats have in common once.
+
+    Formats whose numbers a table's dtype cannot hold are left out for it, and why is told.
+    """
     for name, (table, _) in tables.items():
         with naming(name):
             check_table(table)
     measured: dict[str, _Bound] = {name: [] for name in tables}
-    known: dict[str, list[tuple[Format, float]]] = {name: [] for name in tables}
+    known: dict[str, list[tuple[Format, float | None]]] = {name: [] for name in tables}
+    refusals = []
     steps = [(name, option, structure) for name, options in bound.items() for option, structure in options]
     for name, option, structure in track(steps, "measuring formats"):
         sized = option.format.sized_as(structure)
-        error = next((error for other, error in known[name] if other == sized), None)
-        if error is None:
-            with naming(name):
-                error = fit_table(*option.format.sample(tables[name][0], structure)).error
+        if sized not in [other for other, _ in known[name]]:
+            error = None
+            try:
+                with naming(name):
+                    error = fit_table(*option.format.sample(tables[name][0], structure)).error
+            except OutOfRangeError as refusal:
+                refusals.append(f"{option.format!r} is none of them: {refusal}")
             known[name].append((sized, error))
-        measured[name].append((replace(option, error=error), structure))
-    return measured
+        error = next(error for other, error in known[name] if other == sized)
+        if error is not None:
+            measured[name].append((replace(option, error=error), structure))
+    return measured, refusals
 
 
 def _chosen(options: Mapping[str, tuple[Option, ...]], allowed: float) -> dict[str, Option]:

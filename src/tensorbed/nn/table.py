@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tensorbed.checks import require_bool, require_float_dtype, require_int, require_number, require_positive
 from tensorbed.dispatch import full_precision, is_recorded, is_traced, is_transformed
-from tensorbed.fitting import check_table, fit_table
+from tensorbed.fitting import check_table, fit_table, require_finite
 from tensorbed.functional import check_impl
 from tensorbed.nn.lazy import LazyTable
 from tensorbed.structures import Format, Params, Structure, Use
@@ -145,7 +145,7 @@ class StructuredTable(nn.Module):
                 getattr(layer, name).copy_(tensor)
             if padding_idx is not None:
                 assert layer.padding_row is not None
-                layer.padding_row.copy_(table[padding_idx])
+                require_finite(layer.padding_row.copy_(table[padding_idx]), "padding_row", table)
         layer.fit_error = found.error
         layer.requires_grad_(not freeze)
         return layer

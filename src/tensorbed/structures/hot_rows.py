@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensorbed.checks import require_number
 from tensorbed.structures.base import Params, Structure, TensorSpec
-from tensorbed.structures.formats import Budget, Fit, Format, Use
+from tensorbed.structures.formats import Budget, Fit, Format, Use, fitted
 from tensorbed.structures.quantized_rows import QuantizedRows
 from tensorbed.structures.registry import read, register
 
@@ -159,7 +159,7 @@ class HotRows(Format):
         made = []
         for name, format, own, rows in (("hot", self.hot, budgets[0], places), ("rest", self.rest, budgets[1], others)):
             counts = None if use.counts is None else use.counts[rows]
-            fit = format.fit_to_use(table[rows], own, Use(counts, use.moment))
+            fit = fitted(format, table[rows], own, Use(counts, use.moment))
             found |= _prefixed(f"{name}_", fit.params)
             made.append(fit.structure)
         return Fit(self._of(budget, *made), found)
