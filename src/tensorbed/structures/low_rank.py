@@ -124,7 +124,7 @@ class LowRank(RankedFormat):
             return self.fit(table, budget)  # the bound is on the error as it is
         weights = use.row_weights()
         # In float16 rows that are weighed heavily would overflow, and weights of those hardly seen be none.
-        wide = torch.promote_types(table.dtype, torch.float32)
+        wide = torch.float32 if table.dtype == torch.float16 else table.dtype
         weights = table.new_ones(budget.rows) if weights is None else weights
         rows = weights.to(wide).sqrt()[:, None]
         seen = None if use.moment is None else root_of_metric(use.moment)
