@@ -88,7 +88,7 @@ def invoke(*arguments):
 def test_plan_of_sizes():
     result = CliRunner().invoke(app, ["plan", "267735x512", "--ratio", "50"])
     assert result.exit_code == 0
-    assert "TensorTrain(ratio=64)" in result.output
+    assert "TensorTrain(ratio=50.0)" in result.output
     found = json.loads(CliRunner().invoke(app, ["plan", "267735x512", "1000x64", "--budget", "2MB", "--json"]).output)
     assert found["bytes"] <= found["allowed"] == 2_000_000
 
@@ -254,7 +254,7 @@ def test_tables_for_people_have_no_markup(capsys):
         bytes_after=4,
     )
     report = SimpleNamespace(
-        entries=[entry], left={EVIL: "[/]"}, warnings=[EVIL], ratio=2.0, bytes_before=8, bytes_after=4
+        entries=[entry], left={EVIL: "[/]"}, warnings=[EVIL], notes=[EVIL], ratio=2.0, bytes_before=8, bytes_after=4
     )
     done = SimpleNamespace(report=report, notes=[EVIL], out=EVIL, source="[x]", disk_before=8, disk_after=4)
     terminal.show_compressed(done)

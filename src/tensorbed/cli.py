@@ -138,8 +138,10 @@ def plan(
     if len(what) == 1 and not _SIZE.fullmatch(what[0]) and Path(what[0]).exists():
         folders = _integration("folders")
         model, _ = folders.load_model(folders.opened(what[0]))
-        found = make_plan(model, ratio=ratio, budget=budget, min_rows=min_rows or MIN_ROWS, skip=skip or ())
-        notes = _integration("compressing").notes_on_plan(model, found)
+        where = {"ratio": ratio, "budget": budget, "min_rows": min_rows or MIN_ROWS, "skip": skip or ()}
+        compressing = _integration("compressing")
+        found = compressing.planned(model, where, careful=False, calibrated=False)
+        notes = compressing.notes_on_plan(model, found)
     else:
         sizes = _tables(what)
         if min_rows is not None or skip:
@@ -201,7 +203,7 @@ def compress(
             "by measured error."
         ),
     ] = _Name.auto,
-    ratio: Annotated[float | None, typer.Option(help="How many times smaller tables shall be; 8 if not said.")] = None,
+    ratio: Annotated[float | None, typer.Option(help="How many times smaller tables shall be; 7 if not said.")] = None,
     budget: Budget = None,
     min_rows: MinRows = MIN_ROWS,
     skip: Skip = None,
@@ -211,6 +213,10 @@ def compress(
         Path | None,
         typer.Option(metavar="FILE", help="Texts, one a line, that the model reads: errors are weighed as met there."),
     ] = None,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="Also formats that are likely to spoil a vocabulary head, to be trained again."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT-DIR if tensorbed wrote it.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -238,6 +244,7 @@ def compress(
         include_heads=not no_heads,
         force=force,
         calibrate=texts,
+        careful=not yes,
     )
     if as_json:
         _print_json(done.to_dict())
@@ -254,7 +261,7 @@ def _format(name: _Name, ratio: float | None, budget: str | None) -> tuple[Forma
         if ratio is not None:
             terminal.complain(f"tensorbed: the ratio of {name} is what its bits make it; --ratio is not used.")
         return by_bits[name], None
-    ratio = 8.0 if ratio is None and budget is None else ratio
+    ratio = 7.0 if ratio is None and budget is None else ratio
     _check_size(ratio, budget)
     kinds: dict[str, Any] = {"pq": ProductQuantized, "tt": TensorTrain, "tr": TensorRing, "lr": LowRank}
     return (None if name is _Name.auto else kinds[name](ratio=ratio)), ratio

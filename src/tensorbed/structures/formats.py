@@ -76,6 +76,9 @@ class Format(ABC):
     """A small configuration that becomes a structure when it meets a table's size."""
 
     sample_rows: ClassVar[int] = 2**13  # rows that tell the error of a table
+    suits_heads: ClassVar[bool] = (
+        False  # whether fits to a trained vocabulary head leave its scores nearly as they were
+    )
     squares_numbers: ClassVar[bool] = False  # whether a fit wants numbers that can be squared, see :func:`fitted`
 
     @abstractmethod

@@ -128,6 +128,10 @@ class HotRows(Format):
             if not isinstance(format, Format):
                 raise TypeError(f"{name} must be a format such as tb.QuantizedRows(bits=8), got {format!r}.")
 
+    @property
+    def suits_heads(self) -> bool:  # type: ignore[override]
+        return self.hot.suits_heads and self.rest.suits_heads
+
     def bind(self, budget: Budget) -> HotRowsMatrix:
         hot, rest = self._budgets(budget)
         return self._of(budget, self.hot.bind(hot), self.rest.bind(rest))

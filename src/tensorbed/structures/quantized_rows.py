@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -151,6 +151,8 @@ class QuantizedRows(Format):
         bits: 8 or 4.
         group: columns that share a step; by default the whole row for 8 bits, 32 for 4.
     """
+
+    suits_heads: ClassVar[bool] = True
 
     bits: int = 8
     group: int | None = None

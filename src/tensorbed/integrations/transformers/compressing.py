@@ -28,7 +28,7 @@ from tensorbed.integrations.transformers.folders import (
     token_limit,
 )
 from tensorbed.nn.head import Head
-from tensorbed.planning import plan
+from tensorbed.planning import SpoilsHeadsError, plan
 from tensorbed.plans import Plan
 from tensorbed.progress import track
 from tensorbed.report import Report
@@ -36,6 +36,10 @@ from tensorbed.structures import Format
 from tensorbed.structures.hot_rows import HotRows
 
 _HARMLESS = 0.02  # a fit error that no head is hurt by; 8 bits have less
+_WAYS_OUT = (
+    "Ask for no more than that, give --calibrate FILE with a few hundred lines of typical text, or say --yes if the "
+    "model is trained again afterwards."
+)
 _TOKENS = 512  # of a text that the model is calibrated on
 
 
@@ -79,6 +83,7 @@ def compress_folder(
     include_heads: bool = True,
     force: bool = False,
     calibrate: Sequence[str] | None = None,
+    careful: bool = True,
 ) -> CompressedFolder:
     """Compress the model of a folder into another, which has the tokenizer and all small files of the first.
 
@@ -88,6 +93,8 @@ def compress_folder(
             ``budget``.
         calibrate: texts that the model reads, so that formats weigh errors as they are met there; see
             :func:`tensorbed.compress_`.
+        careful: refuse a ``ratio`` or ``budget`` at which a vocabulary head is likely to be spoilt, where there are no
+            texts to calibrate it with.
     """
     source, out = Path(source), Path(out)
     folder = opened(source)
@@ -100,7 +107,7 @@ def compress_folder(
     read = None if calibrate is None else _reader(folder, calibrate)
     where: Any = {"min_rows": min_rows, "skip": skip, "tied": "untie" if untie else "keep"}
     where["include_heads"] = include_heads
-    formats: Formats = format or plan(model, ratio=ratio, budget=budget, **where)
+    formats: Formats = format or planned(model, {"ratio": ratio, "budget": budget, **where}, careful, read is not None)
     report = compress_(model, formats, calibrate=read, **where)
     if not report.entries:
         raise ValueError(f"{source}: {report.warnings[0]} Lower --min-rows (min_rows) if a table is too small.")
@@ -138,6 +145,16 @@ def _is_head(model: nn.Module, name: str) -> bool:
     return isinstance(model.get_submodule(name), Head)
 
 
+def planned(model: nn.Module, where: Mapping[str, Any], careful: bool, calibrated: bool) -> Plan:
+    """Formats that suit heads where they are small enough; calibrated, others may do."""
+    try:
+        return plan(model, **where)
+    except SpoilsHeadsError as refusal:
+        if careful and not calibrated:
+            raise ValueError(f"{refusal.reach} {refusal.heads} {_WAYS_OUT}") from None
+        return plan(model, **where, careful=False)
+
+
 def notes_on_plan(model: nn.Module, planned: Plan) -> list[str]:
     """What its errors do not tell of a model."""
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
@@ -149,24 +166,24 @@ def _notes_on_heads(heads: Mapping[str, float | None], formats: Formats, calibra
     """Errors of a head meet every score, which its fit error does not tell."""
     notes = []
     for name, error in heads.items():
-        advice = _safer(name, formats)
-        advice += [] if calibrated else ["compress --calibrate FILE weighs errors as they are met in texts of yours"]
-        if error is not None and error > _HARMLESS and advice:
-            alone = ", and its format was chosen by that error alone" if isinstance(formats, Plan) else ""
+        format = formats if isinstance(formats, Format) else formats.get(name)
+        if error is None or error <= _HARMLESS or format is None or (calibrated and format.suits_heads):
+            continue
+        if format.suits_heads:
+            better = f"--calibrate FILE, with a few hundred lines of typical text, loses less{_or_hot(format)}"
+            notes.append(f"{name} is used as a vocabulary head, whose errors meet every score: {better}.")
+        else:
+            better = "--format hot" if calibrated else "--format hot --calibrate FILE, with a few hundred lines of text"
             notes.append(
-                f"{name} is used as a vocabulary head, which is more sensitive than its fit error says{alone}; "
-                f"{', and '.join(advice)}."
+                f"{name} is used as a vocabulary head, and {format!r} is likely to spoil its predictions unless the "
+                f"model is trained again: {better} keeps nearly all of them at a ratio of about 7. Check with "
+                "tensorbed verify."
             )
     return notes
 
 
-def _safer(name: str, formats: Formats) -> list[str]:
-    """Hot rows, unless that is what was taken or something nearer was."""
-    if not isinstance(formats, Plan):
-        return [] if isinstance(formats, HotRows) else ["--format hot keeps the rows that are used most in 8 bits"]
-    taken = formats.chosen[name].error or 0.0
-    hot = [one for one in formats.options[name] if isinstance(one.format, HotRows) and (one.error or 0.0) < taken]
-    return [f"--format hot, {one.ratio:.1f} times smaller, is the nearest that is safer" for one in hot]
+def _or_hot(format: Format) -> str:
+    return "" if isinstance(format, HotRows) else ", and --format hot keeps the rows that are used most in 8 bits"
 
 
 def _write(folder: Folder, rest: Rest, model: Any, part: Path) -> None:
