@@ -101,6 +101,26 @@ def test_weights_that_a_config_names_lie_below_its_folder(root):
         assert f"config.json names {path!r}" in refused("inspect", root / "hostile")
 
 
+@pytest.mark.parametrize("kind", [list, dict.fromkeys], ids=["list", "dict"])
+def test_weights_that_a_config_for_some_version_names_lie_below_its_folder(root, kind):
+    """transformers takes the config for its version from those that config.json names."""
+    hostile, victim = root / "hostile", root / "victim" / "model.safetensors"
+    config = json.loads((hostile / "config.json").read_text())
+    (hostile / "config.json").write_text(json.dumps({**config, "configuration_files": kind(["config.4.0.0.json"])}))
+    (hostile / "sub").mkdir()
+    (hostile / "sub" / "x.safetensors.index.json").write_text('{"weight_map": {"a": "../victim/model.safetensors"}}')
+    (hostile / "sub" / "link.safetensors").symlink_to(victim)
+    for weights, said in (
+        ("sub/x.safetensors.index.json", "sub/x.safetensors.index.json names '../victim/model.safetensors'"),
+        ("sub/link.safetensors", "config.4.0.0.json names 'sub/link.safetensors'"),
+    ):
+        (hostile / "config.4.0.0.json").write_text(json.dumps({**config, "transformers_weights": weights}))
+        assert said in refused("inspect", hostile)
+        assert said in refused("compress", hostile, root / "out", *INT8)
+    (hostile / "config.json").write_text(json.dumps({**config, "configuration_files": kind(["../victim/config.json"])}))
+    assert "config.json names '../victim/config.json'" in refused("inspect", hostile)
+
+
 def test_an_adapter_brings_no_other_model(root):
     """transformers loads the model that an adapter names, wherever it is, where the folder has no config."""
     hostile = root / "adapter"

@@ -122,9 +122,10 @@ def refuse_adapter(place: Path) -> None:
 def _check_weight_paths(place: Path, config: dict[str, Any]) -> None:
     """transformers takes the names of files as they stand, in an index of shards and in a config."""
     indexes = set(place.glob("*.index.json"))
-    if (explicit := config.get("transformers_weights")) is not None:
-        file = place / path_below(place, explicit, place / "config.json")
-        indexes |= {file} if file.name.endswith(".index.json") else set()
+    for named_in, one in _configs(place, config):
+        if (explicit := one.get("transformers_weights")) is not None:
+            file = place / path_below(place, explicit, named_in)
+            indexes |= {file} if file.name.endswith(".index.json") else set()
     for index in indexes:
         try:
             shards = set(_json(index)["weight_map"].values())
@@ -132,6 +133,18 @@ def _check_weight_paths(place: Path, config: dict[str, Any]) -> None:
             continue  # no index; if it is to be read, transformers will say so
         for shard in shards:
             path_below(place, shard, index)
+
+
+def _configs(place: Path, config: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The config, and those that it names for some versions of transformers to read in its place."""
+    file = place / "config.json"
+    yield file, config
+    others = config.get("configuration_files")
+    for name in others if isinstance(others, (list, dict)) else ():
+        other = place / path_below(place, name, file)
+        found = _json(other) if other.is_file() else None
+        if isinstance(found, dict):
+            yield other, found
 
 
 def _json(file: Path) -> Any:
