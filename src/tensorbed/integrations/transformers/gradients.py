@@ -96,8 +96,7 @@ def _total(gradients: Sequence[Tensor | None]) -> Tensor | None:
 def _grad(lazy: WatchedTensor) -> Tensor | None:
     with torch._C.DisableTorchFunctionSubclass():
         held = [lazy.grad] if lazy.retains_grad else []
-    kept = lazy._kept
-    return _total([*held, kept.grad] if kept is not None and kept.retains_grad else held)
+    return _total(held if lazy._kept is None else [*held, lazy._kept.grad])
 
 
 def _set_grad(lazy: WatchedTensor, grad: Tensor | None) -> None:
