@@ -12,11 +12,11 @@ import sys
 import tempfile
 import textwrap
 import zlib
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from rights import without_rights
 from safetensors.torch import load_file, save_file
 from samples import SAMPLES
 from torch import nn
@@ -447,22 +447,6 @@ def test_folders_of_models_are_put_in_place_on_windows_too(tmp_path, flushed_on_
             file.write_text("{}")
     assert len(flushed_on_windows) == 2
     assert (tmp_path / "out" / "inside" / "config.json").read_text() == "{}"
-
-
-@contextmanager
-def without_rights():
-    """As a user who is not root, whom nothing is refused."""
-    if os.geteuid() != 0:
-        yield
-        return
-    try:
-        os.seteuid(65534)
-    except OSError:
-        pytest.skip("this root cannot become another user")
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_a_file_that_may_not_be_read_is_not_called_missing():

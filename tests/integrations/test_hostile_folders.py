@@ -4,10 +4,13 @@ import json
 import os
 import resource
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 from commands import SMALL, invoke, refused, run
 from model_folders import make_bert
+from rights import without_rights
 
 from tensorbed.integrations.transformers import folders
 
@@ -306,6 +309,21 @@ def test_a_full_disk_is_told_in_a_line(models, tmp_path, file):
     assert "File too large" in said
     assert "out" in said
     assert set(os.listdir(tmp_path)) <= {"bert"}
+
+
+@pytest.mark.parametrize("model", ["bert", "small"])
+def test_weights_that_may_not_be_read_are_not_called_missing(models, model):
+    """As safetensors calls them."""
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root) / model
+        shutil.copytree(models / model, folder)
+        for path in (Path(root), *folder.rglob("*")):
+            path.chmod(0o711 if path.is_dir() else 0o644)
+        folder.chmod(0o755)
+        (folder / "model.safetensors").chmod(0)
+        with without_rights():
+            said = refused("inspect", folder)
+        assert f"{folder / 'model.safetensors'} may not be read (Permission denied); change its permissions" in said
 
 
 def test_what_a_folder_says_is_shown_without_control_characters(root):

@@ -17,6 +17,7 @@ import transformers
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
+from tensorbed.contents import check_readable
 from tensorbed.files import sync, sync_folder
 from tensorbed.integrations.transformers.paths import leads_outside, path_below
 
@@ -212,6 +213,9 @@ def explained(folder: Folder, what: str = "model") -> Iterator[None]:
         yield
     except Exception as error:  # of as many kinds as there are ways to spoil a file
         said = " ".join(str(error).split()) or type(error).__name__
+        for file in folder.place.glob("*.safetensors"):
+            if isinstance(error, FileNotFoundError) and file.name in said and file.is_file():
+                check_readable(file)
         own = " (it has code of its own, which is not run)" if "auto_map" in folder.config else ""
         raise ValueError(f"the {what} in {folder.root} cannot be loaded{own}: {said[:500]}") from error
 
