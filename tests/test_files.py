@@ -5,6 +5,8 @@ import fcntl
 import json
 import os
 import random
+import re
+import resource
 import signal
 import struct
 import subprocess
@@ -316,6 +318,22 @@ def test_an_error_while_writing_leaves_nothing_behind(tmp_path, monkeypatch):
     monkeypatch.setattr("tensorbed.files.save_file", full)
     with pytest.raises(OSError, match="No space"):
         tb.save(tb.TTEmbedding(300, 12, 5), path)
+    assert path.read_bytes() == before
+    assert [f.name for f in tmp_path.iterdir()] == ["layer"]
+
+
+def test_a_full_disk_is_an_error_of_the_system_that_names_the_file(tmp_path):
+    """Which safetensors' own is not. A limit on the size of files gives the error of a full disk."""
+    path = tmp_path / "layer"
+    tb.save(tb.TTEmbedding(300, 12, 3), path)
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(OSError, match=rf"{re.escape(str(path))} cannot be written: .*File too large"):
+            tb.save(tb.Embedding(3000, 16, tb.LowRank(rank=4)), path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_bytes() == before
     assert [f.name for f in tmp_path.iterdir()] == ["layer"]
 
