@@ -98,7 +98,7 @@ def inside(name: str, key: str) -> str:
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """The file, whose header safetensors has checked against its length."""
-    _check_readable(path)
+    check_readable(path)
     try:
         with short_messages(), safe_open(path, "pt") as file:
             yield file
@@ -107,8 +107,8 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
         raise ValueError(f"{path} is damaged or not a safetensors file ({said}).") from None
 
 
-def _check_readable(path: str | os.PathLike[str]) -> None:
-    """Safetensors says of every file that it cannot open that there is none."""
+def check_readable(path: str | os.PathLike[str]) -> None:
+    """``PermissionError`` where that is why: safetensors says of every file that it cannot open that there is none."""
     try:
         is_file = stat.S_ISREG(os.stat(path).st_mode)  # what is no file may wait for a writer when it is opened
         if is_file:

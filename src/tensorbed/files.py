@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -163,6 +164,8 @@ def _write(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str]) ->
         part.chmod(mode)  # safetensors may have put a file of its own there
         part.replace(path)
         sync_folder(path.parent)
+    except SafetensorError as error:  # which is no OSError, not even of a full disk
+        raise OSError(f"{path} cannot be written: {error}") from error
     finally:
         part.unlink(missing_ok=True)
 
