@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tensorbed.checks import naming, require_bool, require_int, require_number, require_positive
 from tensorbed.finding import MIN_ROWS, Weight, found_tables
 from tensorbed.fitting import check_table, fit_table
-from tensorbed.nn.table import check_format
+from tensorbed.nn.options import check_format
 from tensorbed.plans import Option, Plan
 from tensorbed.progress import track
 from tensorbed.structures import Format, Structure

@@ -12,7 +12,8 @@ from tensorbed.contraction.bags import can_trace, chain_bags
 from tensorbed.contraction.compiled import Table, compute
 from tensorbed.dispatch import checked_indices, clamped_for_export, full_precision, is_plain, is_traced, is_transformed
 from tensorbed.functional import compiled_table, explain, lookup
-from tensorbed.nn.table import StructuredTable, TableOptions
+from tensorbed.nn.options import TableOptions
+from tensorbed.nn.table import StructuredTable
 from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency, scale_gradient
 from tensorbed.structures import Explanation, Format, Use
 
