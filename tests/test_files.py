@@ -24,6 +24,7 @@ from samples import SAMPLES
 from torch import nn
 
 import tensorbed as tb
+from tensorbed.writing import write_tensors
 
 EVERY = [group[0] for group in SAMPLES.values()]
 
@@ -315,7 +316,7 @@ def test_an_error_while_writing_leaves_nothing_behind(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("tensorbed.files.save_file", full)
+    monkeypatch.setattr("tensorbed.files.write_tensors", full)
     with pytest.raises(OSError, match="No space"):
         tb.save(tb.TTEmbedding(300, 12, 5), path)
     assert path.read_bytes() == before
@@ -416,11 +417,11 @@ def test_a_private_file_is_private_while_it_is_written(tmp_path, monkeypatch):
     path.chmod(0o400)
     modes = []
 
-    def writing(tensors, name, header):
-        save_file(tensors, name, header)
-        modes.append(os.stat(name).st_mode & 0o777)
+    def writing(file, tensors, header):
+        write_tensors(file, tensors, header)
+        modes.append(os.stat(file.name).st_mode & 0o777)
 
-    monkeypatch.setattr("tensorbed.files.save_file", writing)
+    monkeypatch.setattr("tensorbed.files.write_tensors", writing)
     tb.save(tb.TTEmbedding(300, 12, 3), path)
     assert modes == [0o600]
     assert path.stat().st_mode & 0o777 == 0o400

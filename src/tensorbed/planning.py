@@ -72,7 +72,7 @@ def plan(
 
     A vocabulary head is more sensitive than its error says: one of a language model may have a quarter of another's
     error and ruin its predictions all the same. Tables that score therefore take formats that are known to suit heads,
-    quantised and hot rows, unless ``formats`` are given or it is not ``careful``.
+    8 bits and hot rows, unless ``formats`` are given or it is not ``careful``.
 
     Errors are those of fits to a part of a large table, mostly within a hundredth of what the whole will have: to 8,192
     rows, drawn at random and kept in their order; for low rank to 16,384 and the rank that the table would have, which

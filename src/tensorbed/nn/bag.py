@@ -12,7 +12,7 @@ from tensorbed.contraction.bags import can_trace, chain_bags
 from tensorbed.contraction.compiled import Table, compute
 from tensorbed.dispatch import checked_indices, clamped_for_export, full_precision, is_plain, is_traced, is_transformed
 from tensorbed.functional import compiled_table, explain, lookup
-from tensorbed.nn.options import TableOptions
+from tensorbed.nn.options import TableOptions, options_shown
 from tensorbed.nn.table import StructuredTable
 from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency, scale_gradient
 from tensorbed.structures import Explanation, Format, Params, Use
@@ -40,6 +40,7 @@ class EmbeddingBag(StructuredTable):
         torch.Size([2, 64])
     """
 
+    @options_shown
     def __init__(
         self,
         num_embeddings: int,
@@ -58,6 +59,7 @@ class EmbeddingBag(StructuredTable):
         self.mode, self.include_last_offset = mode, include_last_offset
 
     @classmethod
+    @options_shown
     def from_pretrained(
         cls,
         table: Tensor,

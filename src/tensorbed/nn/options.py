@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+import inspect
+from collections.abc import Callable
+from typing import Any, TypedDict, TypeVar
 
 from tensorbed.checks import require_bool, require_int, require_number
 from tensorbed.structures import Format
@@ -21,6 +23,7 @@ class TableOptions(TypedDict, total=False):
 
 
 OPTIONS = tuple(TableOptions.__annotations__)
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def wrapped_padding_idx(padding_idx: int | None, rows: int) -> int | None:
@@ -68,3 +71,12 @@ def check_format(format: object) -> None:
     if not isinstance(format, Format):
         made = f"{format.__name__}()" if isinstance(format, type) else "tb.TensorTrain(rank=16)"
         raise TypeError(f"format must be a format such as {made}, got {format!r}.")
+
+
+def options_shown(function: Function) -> Function:
+    """Have ``inspect.signature``, and with it notebooks, list the options one by one, as type checkers see them."""
+    own = inspect.signature(function)
+    *named, _ = own.parameters.values()  # the last is **options
+    each = [one for one in inspect.signature(check_options).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    function.__signature__ = own.replace(parameters=[*named, *each])  # type: ignore[attr-defined]
+    return function

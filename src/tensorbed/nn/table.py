@@ -15,7 +15,7 @@ from tensorbed.dispatch import full_precision, is_recorded, is_traced, is_transf
 from tensorbed.fitting import check_table, fit_table, require_finite
 from tensorbed.functional import check_impl
 from tensorbed.nn.lazy import LazyTable
-from tensorbed.nn.options import TableOptions, check_format, check_options, wrapped_padding_idx
+from tensorbed.nn.options import TableOptions, check_format, check_options, options_shown, wrapped_padding_idx
 from tensorbed.structures import Format, Params, Structure, Use
 from tensorbed.structures.formats import Budget
 from tensorbed.vocabulary.scorer import Vocabulary
@@ -42,6 +42,7 @@ class StructuredTable(nn.Module):
     # Layers of which none has the others' tensors from another, this one among them.
     _peers: Peers | None = None
 
+    @options_shown
     def __init__(
         self,
         num_embeddings: int,

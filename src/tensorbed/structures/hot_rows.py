@@ -130,7 +130,8 @@ class HotRows(Format):
 
     @property
     def suits_heads(self) -> bool:  # type: ignore[override]
-        return self.hot.suits_heads and self.rest.suits_heads
+        # Frequent words make most of the scores that matter; the others bear coarser rows.
+        return self.hot.suits_heads and isinstance(self.rest, QuantizedRows)
 
     def bind(self, budget: Budget) -> HotRowsMatrix:
         hot, rest = self._budgets(budget)

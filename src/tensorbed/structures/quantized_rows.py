@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -152,8 +152,6 @@ class QuantizedRows(Format):
         group: columns that share a step; by default the whole row for 8 bits, 32 for 4.
     """
 
-    suits_heads: ClassVar[bool] = True
-
     bits: int = 8
     group: int | None = None
 
@@ -165,6 +163,10 @@ class QuantizedRows(Format):
             raise ValueError(f"bits={self.bits} for QuantizedRows: choose 8 or 4.")
         if self.group is not None:
             require_positive(self.group, "group")
+
+    @property
+    def suits_heads(self) -> bool:  # type: ignore[override]
+        return self.bits == 8
 
     def bind(self, budget: Budget) -> QuantizedRowsMatrix:
         group = self.group or (budget.cols if self.bits == 8 else 32)

@@ -33,7 +33,6 @@ from tensorbed.plans import Plan
 from tensorbed.progress import track
 from tensorbed.report import Report
 from tensorbed.structures import Format
-from tensorbed.structures.hot_rows import HotRows
 
 _HARMLESS = 0.02  # a fit error that no head is hurt by; 8 bits have less
 _WAYS_OUT = (
@@ -170,20 +169,17 @@ def _notes_on_heads(heads: Mapping[str, float | None], formats: Formats, calibra
         if error is None or error <= _HARMLESS or format is None or (calibrated and format.suits_heads):
             continue
         if format.suits_heads:
-            better = f"--calibrate FILE, with a few hundred lines of typical text, loses less{_or_hot(format)}"
+            better = "--calibrate FILE, with a few hundred lines of typical text, loses less"
             notes.append(f"{name} is used as a vocabulary head, whose errors meet every score: {better}.")
         else:
-            better = "--format hot" if calibrated else "--format hot --calibrate FILE, with a few hundred lines of text"
+            better = (
+                "--format hot" if calibrated else "--format hot --calibrate FILE, with a few hundred lines of text,"
+            )
             notes.append(
-                f"{name} is used as a vocabulary head, and {format!r} is likely to spoil its predictions unless the "
-                f"model is trained again: {better} keeps nearly all of them at a ratio of about 7. Check with "
-                "tensorbed verify."
+                f"{name} is used as a vocabulary head, and {format!r} may cost it more predictions than its fit error "
+                f"says: {better} keeps nearly all of them at a ratio of 7. Check what is left with tensorbed verify."
             )
     return notes
-
-
-def _or_hot(format: Format) -> str:
-    return "" if isinstance(format, HotRows) else ", and --format hot keeps the rows that are used most in 8 bits"
 
 
 def _write(folder: Folder, rest: Rest, model: Any, part: Path) -> None:
