@@ -14,7 +14,7 @@ from tensorbed.checks import require_bool, require_float_dtype, require_positive
 from tensorbed.dispatch import full_precision, is_recorded, is_traced, is_transformed
 from tensorbed.fitting import check_table, fit_table, require_finite
 from tensorbed.functional import check_impl
-from tensorbed.nn.lazy import LazyTable
+from tensorbed.nn.lazy import LazyTable, refuse_setting
 from tensorbed.nn.options import TableOptions, check_format, check_options, options_shown, wrapped_padding_idx
 from tensorbed.structures import Format, Params, Structure, Use
 from tensorbed.structures.formats import Budget
@@ -193,6 +193,15 @@ class StructuredTable(nn.Module):
         """
         first = next(iter(self.params().values()))
         return self._table() if is_traced(first) or is_recorded() or is_transformed() else LazyTable(self)
+
+    @weight.setter
+    def weight(self, value: object) -> None:
+        refuse_setting(self)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        if name == "weight":  # a Parameter that is assigned comes here and not to the setter
+            refuse_setting(self)
+        super().register_parameter(name, param)
 
     def _table(self) -> Tensor:
         params = self.params()
