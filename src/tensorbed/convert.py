@@ -17,6 +17,7 @@ from tensorbed.nn.embedding import Embedding, ScaledEmbedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable, check_format
 from tensorbed.plans import Plan
+from tensorbed.progress import about, track
 from tensorbed.report import Entry, Report
 from tensorbed.structures import Format, Use
 
@@ -72,7 +73,7 @@ def compress_(
     uses: Mapping[str, Use] = {}
     if calibrate is not None:
         uses = recorded(model, {name: one for table in tables for name, one in table.places.items()}, calibrate)
-    made = [_made(table, tied, fit, uses) for table in tables]
+    made = [_made(table, tied, fit, uses) for table in track(tables, "compressing tables")]
     layers = {name: layer for replaced, _ in made for name, layer in replaced.items()}
     check_layers(model, layers.values())
     put(model, layers)
@@ -117,7 +118,7 @@ def _made(
         by_module: dict[int, StructuredTable] = {}
         # Tables before heads, which share theirs.
         for name, module in sorted(places.items(), key=lambda item: isinstance(item[1], nn.Linear)):
-            with naming(name):
+            with naming(name), about(name):
                 layer = by_module.get(id(module)) or _layer(module, table.formats[name], first, fit, use)
             layer.train(module.training)
             by_module[id(module)], first = layer, first or layer

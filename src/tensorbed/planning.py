@@ -15,7 +15,7 @@ from tensorbed.finding import MIN_ROWS, Weight, found_tables
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.nn.table import check_format
 from tensorbed.plans import Option, Plan
-from tensorbed.progress import track
+from tensorbed.progress import about, track
 from tensorbed.structures import Format, Structure
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.formats import Budget, OutOfReachError
@@ -237,7 +237,7 @@ def _measured(tables: _Tables, bound: Mapping[str, _Bound]) -> dict[str, _Bound]
         sized = option.format.sized_as(structure)
         error = next((error for other, error in known[name] if other == sized), None)
         if error is None:
-            with naming(name):
+            with naming(name), about(name):
                 error = fit_table(*option.format.sample(tables[name][0], structure)).error
             known[name].append((sized, error))
         measured[name].append((replace(option, error=error), structure))
