@@ -254,7 +254,7 @@ def test_tables_for_people_have_no_markup(capsys):
         bytes_after=4,
     )
     report = SimpleNamespace(
-        entries=[entry], left={EVIL: "[/]"}, warnings=[EVIL], ratio=2.0, bytes_before=8, bytes_after=4
+        entries=[entry], left={EVIL: "[/]"}, notes=[], warnings=[EVIL], ratio=2.0, bytes_before=8, bytes_after=4
     )
     done = SimpleNamespace(report=report, notes=[EVIL], out=EVIL, source="[x]", disk_before=8, disk_after=4)
     terminal.show_compressed(done)

@@ -49,7 +49,7 @@ def compress_(
         format: for all tables, or by pattern of their names as in ``fnmatch``, the first that matches; ``None`` leaves
             a table as it is.
         min_rows: smaller tables stay, unless a pattern is their very name; layers compressed already stay, too.
-        skip: patterns of names to leave alone.
+        skip: patterns of names to leave alone; one that no table or head matches is refused.
         tied: ``"keep"`` tables that share their weight sharing it, or ``"untie"`` them.
         fit: to the table that is there; ``False`` draws anew, for training from scratch.
         calibrate: called with the model, to run it on typical inputs. Which rows are looked up and what vectors meet
