@@ -31,7 +31,7 @@ ROOMS = (
     ("integrations",),
     ("tensorbed",),
     ("testing", "figures", "info", "inspection"),
-    ("terminal",),
+    ("terminal", "refusals"),
     ("cli",),
     ("__main__",),
 )

@@ -168,3 +168,20 @@ def test_a_declared_head_of_another_size_is_taken_unless_it_is_small():
     report = tb.compress_(model := Declaring("few", few=nn.Linear(COLS, 32)), FORMAT)
     assert type(model.few) is nn.Linear
     assert report.left == {"few": "32 rows, min_rows is 2,000"}
+
+
+@pytest.mark.parametrize("call", [lambda m, **o: tb.compress_(m, FORMAT, **o), lambda m, **o: tb.plan(m, ratio=2, **o)])
+def test_a_skipped_name_that_nothing_has_is_refused(call):
+    model = Words(head=head(), body=nn.Linear(COLS, COLS))
+    for useless in ("wrods", "body", "w"):
+        with pytest.raises(ValueError, match=rf'skip=\["{useless}"\]: no table or head matches; the model has words'):
+            call(model, skip=["head", useless])
+    assert type(model.words) is nn.Embedding
+    assert call(model, skip=["he*", "head"])
+
+
+def test_what_stays_anyway_may_be_skipped():
+    """A small table, a head whose table is skipped, and what is compressed already."""
+    model = Words(head=head(), small=nn.Embedding(7, COLS), done=tb.Embedding(ROWS, COLS, FORMAT))
+    assert compressed(model, skip=["small", "done"], include_heads=False) == ["words"]
+    assert compressed(Words(head=head()), skip=["words", "head"]) == []

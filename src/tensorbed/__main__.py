@@ -9,6 +9,9 @@ def main() -> None:
     """Run the command line, or say how to install what it needs."""
     try:
         from tensorbed.cli import app
+    except KeyboardInterrupt:  # while torch is imported; later the command itself says so
+        sys.stderr.write("tensorbed: interrupted.\n")
+        sys.exit(130)
     except ModuleNotFoundError as error:
         # Anything else that is missing is a fault to be seen.
         if error.name != "typer":

@@ -1,7 +1,7 @@
 """The command ``tensorbed``. It needs typer and rich, which ``tensorbed[cli]`` brings; the library does not.
 
 Results go to standard output, what went wrong and progress to standard error. Exit codes: 0 done, 1 refused or a check
-failed, with the reason, 2 wrong usage.
+failed, with the reason, 2 wrong usage, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from tensorbed import terminal
+from tensorbed._version import __version__
 from tensorbed.checks import require_number
 from tensorbed.finding import MIN_ROWS
 from tensorbed.info import info as collect
 from tensorbed.inspection import inspect as look_into
 from tensorbed.planning import parsed_bytes
 from tensorbed.planning import plan as make_plan
+from tensorbed.refusals import OneLineErrors
 from tensorbed.structures import Format
 from tensorbed.structures.hot_rows import HotRows
 from tensorbed.structures.low_rank import LowRank
@@ -38,33 +39,9 @@ __all__ = ["app"]
 
 _SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
 _DIGITS = 1000  # of a size; Python makes no number of very many
-# typer brings click's exceptions from a copy of its own in some versions: their parent is found at its child.
-_WrongUsage: Any = typer.BadParameter.__mro__[1]
-# What the library, torch and the system raise over what they were given; anything else is a fault to be seen.
-_REFUSALS = (ArithmeticError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
 
-class _Commands(TyperGroup):
-    """Whatever goes wrong in one line: wrong usage with exit code 2, what is refused with 1."""
-
-    def main(self, *args: Any, **options: Any) -> Any:
-        alone = options.get("standalone_mode", True)
-        try:
-            code = super().main(*args, **{**options, "standalone_mode": False})
-        except _WrongUsage as error:
-            path = error.ctx.command_path if error.ctx else "tensorbed"
-            if said := error.format_message():  # without arguments it was the help, shown by now
-                terminal.complain(f"{path}: {said} (see {path} --help)")
-            code = error.exit_code
-        except _REFUSALS as error:
-            terminal.complain(f"tensorbed: {str(error) or type(error).__name__}")
-            code = 1
-        if alone:
-            sys.exit(code)
-        return code
-
-
-app = typer.Typer(cls=_Commands, no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
+app = typer.Typer(cls=OneLineErrors, no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, for programs.")]
 Ratio = Annotated[float | None, typer.Option(help="How many times smaller the tables shall be, all together.")]
@@ -86,8 +63,18 @@ class _Name(StrEnum):
     auto = "auto"
 
 
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        terminal.say(f"tensorbed {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def main() -> None:
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
+    ] = False,
+) -> None:
     """Embedding tables as tensor trains, product quantised, or as other structured matrices, for PyTorch.
 
     A model of transformers or sentence-transformers is compressed from folder to folder:
@@ -97,18 +84,28 @@ def main() -> None:
         tensorbed compress all-MiniLM-L6-v2 small --format pq --ratio 7
         tensorbed verify   small --against all-MiniLM-L6-v2 --texts sentences.txt
 
-    Exit codes: 0 done, 1 refused or a check failed, with the reason on standard error, 2 wrong usage.
+    Exit codes: 0 done, 1 refused or a check failed, with the reason on standard error, 2 wrong usage, 130 interrupted.
     """
 
 
 @app.command()
-def info(as_json: AsJson = False) -> None:
-    """Versions, threads, and whether the compiled kernels are in use."""
-    facts = collect()
-    if as_json:
-        _print_json(facts.as_dict())
-    else:
-        terminal.say(*str(facts).split("\n"))
+def inspect(
+    what: Annotated[Path, typer.Argument(metavar="MODEL-DIR|FILE", help="A folder of a model; a file of tb.save.")],
+    as_json: AsJson = False,
+) -> None:
+    """What is inside: tables, their structure and sizes, the scale of their numbers and their spectrum.
+
+    Dense tables of at least 2,000 rows are shown too, with what they could be. The spectrum is that of a sample of
+    rows: one that falls fast can be of low rank, a flat one not.
+
+    Example: `tensorbed inspect all-MiniLM-L6-v2`
+    """
+    if what.is_dir():
+        _integration("folders")
+    found = look_into(what)
+    _show(found, as_json)
+    if any(one.possible for one in found.layers) and not as_json:
+        terminal.say(f"Measure what that costs: tensorbed plan {shlex.quote(str(what))} --ratio 7")
 
 
 @app.command()
@@ -150,7 +147,8 @@ def plan(
     if as_json:
         _print_json({**found.to_dict(), "notes": [*found.notes, *notes]})
     else:
-        terminal.say(*str(found).split("\n"), *(f"note: {note}" for note in notes))
+        lines = [*str(found).split("\n"), *(f"note: {note}" for note in notes)]
+        terminal.say(*map(terminal.in_its_words, lines))
 
 
 def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
@@ -169,26 +167,6 @@ def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
         said[text] += 1
         found[text if said[text] == 1 else f"{text} ({said[text]})"] = (int(match[1]), int(match[2]))
     return found
-
-
-@app.command()
-def inspect(
-    what: Annotated[Path, typer.Argument(metavar="MODEL-DIR|FILE", help="A folder of a model; a file of tb.save.")],
-    as_json: AsJson = False,
-) -> None:
-    """What is inside: tables, their structure and sizes, the scale of their numbers and their spectrum.
-
-    Dense tables of at least 2,000 rows are shown too, with what they could be. The spectrum is that of a sample of
-    rows: one that falls fast can be of low rank, a flat one not.
-
-    Example: `tensorbed inspect all-MiniLM-L6-v2`
-    """
-    if what.is_dir():
-        _integration("folders")
-    found = look_into(what)
-    _show(found, as_json)
-    if any(one.possible for one in found.layers) and not as_json:
-        terminal.say(f"Measure what that costs: tensorbed plan {shlex.quote(str(what))} --ratio 7")
 
 
 @app.command()
@@ -276,6 +254,11 @@ def _check_size(ratio: float | None, budget: str | None) -> None:
             parsed_bytes(budget)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if ratio is not None and ratio <= 1:
+        raise typer.BadParameter(
+            f"--ratio {ratio:g} makes nothing smaller: give how many times smaller the tables shall be, for instance "
+            "--ratio 7."
+        )
 
 
 @app.command()
@@ -316,6 +299,16 @@ def _check(found: Any, min_cosine: float | None, max_perplexity_ratio: float | N
         raise ValueError("the model has no causal head, and so no perplexity to check.")
     if not found.perplexity.ratio <= max_perplexity_ratio:
         raise ValueError(f"perplexity is {found.perplexity.ratio:.4f} times as large, above {max_perplexity_ratio:g}.")
+
+
+@app.command()
+def info(as_json: AsJson = False) -> None:
+    """Versions, threads, and whether the compiled kernels are in use."""
+    facts = collect()
+    if as_json:
+        _print_json(facts.as_dict())
+    else:
+        terminal.say(*str(facts).split("\n"))
 
 
 def _integration(name: str) -> Any:

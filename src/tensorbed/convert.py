@@ -18,6 +18,7 @@ from tensorbed.nn.head import Head
 from tensorbed.nn.options import check_format
 from tensorbed.nn.table import StructuredTable
 from tensorbed.plans import Plan
+from tensorbed.progress import about, track
 from tensorbed.report import Entry, Report
 from tensorbed.structures import Format, Use
 
@@ -49,7 +50,7 @@ def compress_(
         format: for all tables, or by pattern of their names as in ``fnmatch``, the first that matches; ``None`` leaves
             a table as it is.
         min_rows: smaller tables stay, unless a pattern is their very name; layers compressed already stay, too.
-        skip: patterns of names to leave alone.
+        skip: patterns of names to leave alone; one that no table or head matches is refused.
         tied: ``"keep"`` tables that share their weight sharing it, or ``"untie"`` them.
         fit: to the table that is there; ``False`` draws anew, for training from scratch.
         calibrate: called with the model, to run it on typical inputs. Which rows are looked up and what vectors meet
@@ -73,7 +74,7 @@ def compress_(
     uses: Mapping[str, Use] = {}
     if calibrate is not None:
         uses = recorded(model, {name: one for table in tables for name, one in table.places.items()}, calibrate)
-    made = [_made(table, tied, fit, uses) for table in tables]
+    made = [_made(table, tied, fit, uses) for table in track(tables, "compressing tables")]
     layers = {name: layer for replaced, _ in made for name, layer in replaced.items()}
     check_layers(model, layers.values())
     put(model, layers)
@@ -118,7 +119,7 @@ def _made(
         by_module: dict[int, StructuredTable] = {}
         # Tables before heads, which share theirs.
         for name, module in sorted(places.items(), key=lambda item: isinstance(item[1], nn.Linear)):
-            with naming(name):
+            with naming(name), about(name):
                 layer = by_module.get(id(module)) or _layer(module, table.formats[name], first, fit, use)
             layer.train(module.training)
             by_module[id(module)], first = layer, first or layer

@@ -51,6 +51,7 @@ def found_tables(
         _refuse_broken_ties(search.modules, search.found)
         _refuse_two_formats(search.found.values())
     search.patterns.refuse_unused(search.linears())
+    search.refuse_useless_skips()
     return list(search.found.values()), search.left
 
 
@@ -65,7 +66,7 @@ class _Patterns:
     def __init__(self, format: Formats, tables: Sequence[str]) -> None:
         self._formats: Mapping[str, Format | None] = {"*": format} if isinstance(format, Format) else format
         self._given = not isinstance(format, Format)
-        self._tables = tables
+        self.tables = tables
         self._used: set[str] = set()
 
     def first(self, name: str) -> str | None:
@@ -90,20 +91,20 @@ class _Patterns:
         pattern = self.first(name) if self._given else None
         if pattern is None or pattern == name:
             return pattern == name
-        return set(pattern) != {"*"} and not any(matches(table, pattern) for table in self._tables)
+        return set(pattern) != {"*"} and not any(matches(table, pattern) for table in self.tables)
 
     def refuse_unused(self, heads: Iterable[str]) -> None:
         """A pattern without effect is a mistake: misspelt, or after one that takes all of its names."""
         unused = [pattern for pattern in self._formats if pattern not in self._used] if self._given else []
         for pattern in unused:
-            taken = next((name for name in (*self._tables, *heads) if matches(name, pattern)), None)
+            taken = next((name for name in (*self.tables, *heads) if matches(name, pattern)), None)
             if taken is not None and (before := self.first(taken)) != pattern:
                 raise ValueError(
                     f"{pattern!r} is of no use: {before!r}, which comes before it, matches {taken} already; put the "
                     "pattern that matches less first."
                 )
         if unused:
-            known = ", ".join(self._tables) or "none"
+            known = ", ".join(self.tables) or "none"
             raise ValueError(f"no table matches {', '.join(unused)}; the model has {known}.")
 
 
@@ -228,6 +229,21 @@ class _Search:
             self.add(name, format)
         else:
             self.left[name] = reason or "include_heads=False"
+
+    def refuse_useless_skips(self) -> None:
+        """A name that is skipped and that nothing has is misspelt, and its table would be compressed in silence."""
+        known = [*self.patterns.tables, *self._possible_heads()] if self.skip else []
+        for pattern in self.skip:
+            if not any(matches(name, pattern) for name in known):
+                there = ", ".join(known) or "none"
+                raise ValueError(f'skip=["{pattern}"]: no table or head matches; the model has {there}.')
+
+    def _possible_heads(self) -> list[str]:
+        """Linear layers that are declared to be heads, or have as many outputs as a table has rows."""
+        rows = {self.modules[table].num_embeddings for table in self.tables}
+        declared = {id(head) for heads in declared_heads(self.model).values() for head in heads}
+        modules = [(name, self.modules[name]) for name in self.linears()]
+        return [name for name, module in modules if id(module) in declared or module.out_features in rows]
 
     def linears(self) -> list[str]:
         return [name for name, module in self.modules.items() if type(module) is nn.Linear]

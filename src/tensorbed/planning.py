@@ -15,7 +15,7 @@ from tensorbed.finding import MIN_ROWS, Weight, found_tables
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.nn.options import check_format
 from tensorbed.plans import Option, Plan
-from tensorbed.progress import track
+from tensorbed.progress import about, track
 from tensorbed.structures import Format, Structure
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.formats import Budget, OutOfRangeError, OutOfReachError
@@ -295,7 +295,7 @@ def _measured(tables: _Tables, bound: Mapping[str, _Bound]) -> tuple[dict[str, _
     steps = [(name, option, structure) for name, options in bound.items() for option, structure in options]
     for name, option, structure in track(steps, "measuring formats"):
         try:
-            with naming(name):
+            with naming(name), about(name):
                 error = fit_table(*option.format.sample(tables[name][0], structure)).error
         except OutOfRangeError as refusal:
             refusals.append(f"{option.format!r} is none of them: {refusal}")

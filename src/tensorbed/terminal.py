@@ -6,19 +6,25 @@ never obey it: no control characters, and no markup.
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from textwrap import wrap
 from typing import Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from tensorbed.printable import printable, shortened
 
 _WIDE = 200  # columns where nobody looks: a file or a pipe
+_NARROW = 18  # of what is broken between words, however narrow the terminal is
 _LONG = 2000  # characters of one line of a message; names in files may have a million
 
 
@@ -28,8 +34,31 @@ def say(*lines: str) -> None:
 
 
 def complain(message: str) -> None:
-    """One line on standard error, whatever the message is."""
-    typer.echo(shortened(" ".join(message.split()), _LONG), err=True)
+    """One line on standard error, whatever the message is; nowhere, if that was closed or its disk is full."""
+    with suppress(OSError):
+        typer.echo(shortened(" ".join(message.split()), _LONG), err=True)
+
+
+# The library speaks of arguments, and of names in Python.
+_WORDS = tuple(
+    (re.compile(pattern), words)
+    for pattern, words in (
+        (r"(--[a-z-]+) \(\w+(?:=\w+)?\)", r"\1"),  # says both
+        (r'\bskip=\["([^"]*)"\]', r"--skip \1"),
+        (r'\btied="untie"', "--untie"),
+        (r"\binclude_heads=False", "--no-heads"),
+        (r"\bmin_rows(?:=| is )", "--min-rows "),
+        (r", or give formats= that are smaller", ""),
+        (r"\btb\.QuantizedRows or tb\.ProductQuantized\b", "--format int4 or --format pq"),
+    )
+)
+
+
+def in_its_words(message: str) -> str:
+    """A message of the library with the options of the command in place of arguments."""
+    for pattern, words in _WORDS:
+        message = pattern.sub(words, message)
+    return message
 
 
 class _Console(Console):
@@ -44,33 +73,76 @@ def _console() -> Console:
     return _Console(markup=False, emoji=False, highlight=False, soft_wrap=False, width=width)
 
 
-def _table(head: Sequence[str], sides: str) -> Table:
-    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for name, side in zip(head, sides, strict=True):
-        made.add_column(name, justify="left" if side == "<" else "right", overflow="fold")
-    return made
+@dataclass
+class _Table:
+    """Rows of cells under a head, each column to its side, ``<`` or ``>``; the first has names.
+
+    A name is never broken. Where a table is wider than the terminal names have lines of their own, and the column that
+    is called ``wraps`` is broken between words.
+    """
+
+    head: Sequence[str]
+    sides: str
+    wraps: str = ""
+    rows: list[tuple[Sequence[str], str]] = field(default_factory=list)  # and their style
+
+    def add(self, *cells: str, style: str = "") -> None:
+        self.rows.append((cells, style))
+
+    def show(self, console: Console) -> None:
+        rows = [([printable(cell) for cell in cells], style) for cells, style in [(self.head, "bold"), *self.rows]]
+        columns = list(zip(*(cells for cells, _ in rows), strict=True))
+        widths = [max(map(cell_len, column)) for column in columns]
+        apart = sum(widths) + 2 * len(widths) > console.width + 2
+        if apart and self.wraps:
+            place = self.head.index(self.wraps)
+            others = sum(widths[1:]) - widths[place] + 2 * len(widths)
+            widths[place] = max(_NARROW, min(widths[place], console.width - others))
+        for cells, style in rows:
+            lines = self._lines(cells, widths) if not apart else _under(cells[0], self._lines(cells[1:], widths[1:]))
+            for line in lines:
+                console.print(line, style=style or None, soft_wrap=True)
+
+    def _lines(self, cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+        """Of the last columns."""
+        parts = [
+            [cell] if cell_len(cell) <= width else wrap(cell, width, break_long_words=False, break_on_hyphens=False)
+            for cell, width in zip(cells, widths, strict=True)
+        ]
+        sides = self.sides[-len(cells) :]
+        return ["  ".join(map(_padded, line, sides, widths)).rstrip() for line in zip_longest(*parts, fillvalue="")]
+
+
+def _under(name: str, lines: Sequence[str]) -> list[str]:
+    """A name and what belongs to it, in the same line where that begins with room enough."""
+    first, *more = [f"  {line}" for line in lines]
+    end = cell_len(name)
+    return [name + first[end:], *more] if first[: end + 2].isspace() else [name, first, *more]
+
+
+def _padded(cell: str, side: str, width: int) -> str:
+    room = " " * (width - cell_len(cell))
+    return cell + room if side == "<" else room + cell
 
 
 def show_compressed(done: Any) -> None:
     """A :class:`CompressedFolder`, and what to do next."""
     report, console = done.report, _console()
-    table = _table(("table", "size", "format", "MB before", "after", "ratio", "fit error"), "<<<>>>>")
+    table = _Table(("table", "size", "format", "MB before", "after", "ratio", "fit error"), "<<<>>>>", wraps="format")
     for e in report.entries:
         error = "-" if e.error is None else f"{e.error:.3f}"
         sizes = (_megabytes(e.bytes_before), _megabytes(e.bytes_after), f"{e.ratio:,.1f}", error)
-        table.add_row(" = ".join(e.names), f"{e.rows:,} x {e.cols:,}", e.format, *sizes)
+        table.add(" = ".join(e.names), f"{e.rows:,} x {e.cols:,}", e.format, *sizes)
     sizes = (_megabytes(report.bytes_before), _megabytes(report.bytes_after), f"{report.ratio:,.2f}", "")
-    table.add_row("whole model", "", "", *sizes, style="bold")
-    table.add_row(
-        "weights on disk", "", "", _megabytes(done.disk_before), _megabytes(done.disk_after), _times(done), ""
-    )
-    console.print(table)
+    table.add("whole model", "", "", *sizes, style="bold")
+    table.add("weights on disk", "", "", _megabytes(done.disk_before), _megabytes(done.disk_after), _times(done), "")
+    table.show(console)
     for name, reason in report.left.items():
-        console.print(f"left as it was: {name}, {reason}", style="dim")
+        console.print(f"left as it was: {name}, {in_its_words(reason)}", style="dim")
     for note in (*report.notes, *done.notes):
-        console.print(f"note: {note}", style="yellow")
+        console.print(f"note: {in_its_words(note)}", style="yellow")
     for warning in report.warnings:
-        console.print(f"warning: {warning}", style="bold yellow")
+        console.print(f"warning: {in_its_words(warning)}", style="bold yellow")
     out, source = shlex.quote(str(done.out)), shlex.quote(str(done.source))
     console.print()
     console.print(f"written to {out}; compare it on texts of yours, one a line:")
@@ -82,16 +154,16 @@ def show_verified(found: Any) -> None:
     console, perplexity = _console(), found.perplexity
     cut = f", {found.cut} of them cut" if found.cut else ""
     console.print(f"{found.texts:,} texts{cut}, {found.tokens:,} tokens")
-    table = _table(("", "mean", "worst"), "<>>")
-    table.add_row(f"cosine of {found.outputs}", f"{found.mean_cosine:.5f}", f"{found.worst_cosine:.5f}")
-    console.print(table)
+    table = _Table(("", "mean", "worst"), "<>>")
+    table.add(f"cosine of {found.outputs}", f"{found.mean_cosine:.5f}", f"{found.worst_cosine:.5f}")
+    table.show(console)
     console.print(f"worst: {found.worst_text[:100]}", style="dim")
     if perplexity is not None:
         console.print()
-        table = _table(("", "before", "after", "ratio"), "<>>>")
+        table = _Table(("", "before", "after", "ratio"), "<>>>")
         numbers = (f"{perplexity.before:,.3f}", f"{perplexity.after:,.3f}", f"{perplexity.ratio:.4f}")
-        table.add_row(f"perplexity over {perplexity.tokens:,} tokens", *numbers)
-        console.print(table)
+        table.add(f"perplexity over {perplexity.tokens:,} tokens", *numbers)
+        table.show(console)
     for note in found.notes:
         console.print(f"note: {note}", style="yellow")
 
