@@ -1,8 +1,13 @@
 """What a base install can do: torch and safetensors with what these need, and nothing else."""
 
+import json
 import subprocess
 import sys
 import textwrap
+
+import pytest
+
+import tensorbed
 
 # The packages of a fresh environment after "pip install ." (torch's own requirements, and setuptools, among them).
 BASE = {
@@ -97,3 +102,27 @@ def test_a_model_is_trained_compressed_saved_and_loaded(tmp_path):
         str(tmp_path / "model.safetensors"),
     )
     assert done.stdout == "done\n", done.stderr
+
+
+COMMAND = "import runpy; runpy.run_module('tensorbed', run_name='__main__', alter_sys=True)"
+
+
+def test_the_command_says_what_is_installed():
+    done = run(COMMAND, "info")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"tensorbed: {tensorbed.__version__}\ntorch: ")
+    assert "\nkernels: " in done.stdout
+    done = run(COMMAND, "info", "--json")
+    assert json.loads(done.stdout)["tensorbed"] == tensorbed.__version__
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("--help",), ("plan", "267735x512", "--ratio", "50"), ("info", "--yaml")], ids=str
+)
+def test_other_commands_say_what_to_install(arguments):
+    done = run(COMMAND, *arguments)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.splitlines()[-1] == (
+        'the command tensorbed needs typer and rich for all but info: pip install "typer>=0.15" "rich>=13"'
+    )

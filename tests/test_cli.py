@@ -73,7 +73,9 @@ def test_without_typer_one_line_says_how_to_get_it():
     result = run("import sys; sys.modules['typer'] = None; from tensorbed.__main__ import main; main()")
     assert result.returncode == 1
     assert result.stdout == ""
-    assert result.stderr == 'the command tensorbed needs typer; install it with: pip install "tensorbed[cli]"\n'
+    assert result.stderr == (
+        'the command tensorbed needs typer and rich for all but info: pip install "typer>=0.15" "rich>=13"\n'
+    )
 
 
 def test_the_library_and_its_facts_import_neither_typer_nor_rich():
