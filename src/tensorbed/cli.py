@@ -323,7 +323,8 @@ def _integration(name: str) -> Any:
         missing = (error.name or "").split(".")[0]
         if missing not in ("transformers", "accelerate"):
             raise
-        raise ValueError(f'folders of models need {missing}: pip install "tensorbed[transformers]"') from None
+        install = 'pip install "transformers>=5.20" "accelerate>=1.10"'
+        raise ValueError(f"folders of models need {missing}: {install}") from None
 
 
 def _show(found: Any, as_json: bool) -> None:

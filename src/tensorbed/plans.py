@@ -113,7 +113,7 @@ class Frontier:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise ImportError('drawing needs matplotlib: pip install "tensorbed[figures]".') from error
+            raise ImportError("drawing needs matplotlib: pip install matplotlib") from error
         figure = Figure(figsize=(5.5 * max(1, len(self.options)), 4), layout="constrained")
         panels = figure.subplots(1, max(1, len(self.options)), squeeze=False)[0]
         for axes, (name, options) in zip(panels, self.options.items(), strict=False):

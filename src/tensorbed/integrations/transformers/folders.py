@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
@@ -163,6 +164,8 @@ def load_model(folder: Folder) -> tuple[PreTrainedModel, list[str]]:
     named = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     kind: Any = getattr(transformers, named, None) if named.isidentifier() else None
     if folder.gguf:
+        if find_spec("gguf") is None:
+            raise ValueError(f'{folder.gguf} is read by the package gguf: pip install "gguf>=0.17"')
         kind, options["gguf_file"] = AutoModelForCausalLM, folder.gguf
         notes.append(f"the weights of {folder.gguf} are quantised already; they are taken as they come out, unpacked.")
     elif not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
