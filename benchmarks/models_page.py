@@ -11,6 +11,8 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
+from pages import unbroken
+
 Line = dict[str, Any]
 
 COLOURS = {"int8 / int4": "#e0793a", "hot rows": "#c2413b", "pq": "#12508f", "low rank": "#6cc2a4", "TT": "#8a6fc0"}
@@ -159,7 +161,7 @@ def _cells(line: Line) -> tuple[str, ...]:
         _megabytes(line["model_bytes"]),
         f"{line['asked']:g}",
         f"{line['seconds']:.0f}",
-        line["structure"].split(", ", 1)[1].replace("quantized_rows ", ""),  # bits say it
+        unbroken(line["structure"].split(", ", 1)[1].replace("quantized_rows ", "")),  # bits say it
     )
 
 

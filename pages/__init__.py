@@ -2,5 +2,6 @@
 
 from pages.frame import page
 from pages.pictures import COLOURS, MARKERS, PLAIN, SIZE, STYLE, svg
+from pages.text import unbroken
 
-__all__ = ["COLOURS", "MARKERS", "PLAIN", "SIZE", "STYLE", "page", "svg"]
+__all__ = ["COLOURS", "MARKERS", "PLAIN", "SIZE", "STYLE", "page", "svg", "unbroken"]

@@ -77,15 +77,37 @@ def test_reports_as_text_dict_and_page():
     assert found["entries"][0]["names"] == ["words", "head"]
     assert found["ratio"] == pytest.approx(report.bytes_before / report.bytes_after)
 
-    class Cells(HTMLParser):
-        seen = 0
-
-        def handle_starttag(self, tag, attrs):
-            self.seen += tag == "td"
-
     page = Cells()
     page.feed(report.to_html())
-    assert page.seen == 9 * (len(report.entries) + 1)
+    assert page.tags.count("td") == 9 * (len(report.entries) + 1)
+    assert 'name=viewport content="width=device-width' in report.to_html()  # not a desktop's width on a phone
+
+
+class Cells(HTMLParser):
+    """The tags of a page, and what stands in its headings."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.headings = [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        if tag == "th":
+            self.headings.append("")
+
+    def handle_data(self, data):
+        if self.tags and self.tags[-1] == "th":
+            self.headings[-1] += data
+
+
+def test_every_column_of_a_report_has_a_heading_of_its_own():
+    report = tb.compress_(Model(tied=True), RANK)
+    page = Cells()
+    page.feed(report.to_html())
+    assert all(page.headings)
+    assert len(set(page.headings)) == len(page.headings) == 9
+    assert page.headings[:3] == ["table", "ratio", "fit error"]  # as far as a phone shows
+    assert sorted(re.split(r"  +", str(report).splitlines()[0])) == sorted(page.headings)
 
 
 def test_patterns_are_taken_in_their_order():

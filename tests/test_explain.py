@@ -295,7 +295,7 @@ def test_collections_hold_one_a_table_and_totals():
 def test_collections_read_well():
     ids = torch.tensor([[0, 1], [1, 1], [1, 8], [109, 0]])
     assert str(collection(impl="grouped").explain(ids)).splitlines() == [
-        "table  structure     indices  unique rows  multiply-adds  as computed              path",
+        "table  structure     indices  unique rows  multiply-adds  as computed  change      path",
         "one    tensor_train        4            3          1,176          756  1.6x fewer  grouped",
         "two    dense               4            3              0            0              reference",
         "total                      8            6          1,176          756  1.6x fewer",

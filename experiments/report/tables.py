@@ -7,6 +7,7 @@ from statistics import fmean
 
 from experiments.report.sentences import findings, findings_beside, overheads, row_names, searched, written_std
 from experiments.report.summary import LABELS, TITLES, Entry, Summary
+from pages import unbroken
 
 LEAD = (
     "The classifier of the paper Tensorized Embedding Layers (Hrinchuk, Khrulkov and others), a bidirectional LSTM on "
@@ -61,7 +62,8 @@ def cells(entry: Entry, full: Entry | None) -> tuple[str, ...]:
 def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
     """A Markdown table, its headings first; what is text stands left."""
     rule = ["---" if name in WORDS else "---:" for name in rows[0]]
-    return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *rows[1:])]
+    lines = [[unbroken(cell) for cell in row] for row in rows[1:]]
+    return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *lines)]
 
 
 def entry_rows(entries: Sequence[Entry], full: Entry | None) -> list[tuple[str, ...]]:

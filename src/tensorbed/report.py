@@ -12,6 +12,8 @@ from tensorbed.structures.explanation import aligned
 # A fit that keeps less than this of a table has lost what the model knew; training brings it back, or another format.
 TOO_FAR = 0.3
 _SHOWN = 4  # tables named in one warning
+# Columns in the order for a page: names, ratio, fit error and MB are what a phone shows, size and format stand last.
+_ON_A_PAGE = (0, 7, 8, 5, 6, 3, 4, 1, 2)
 
 
 @dataclass(frozen=True)
@@ -86,7 +88,8 @@ class Report:
         return {**asdict(self), "entries": entries, "ratio": self.ratio, **said}
 
     def _cells(self) -> list[Sequence[str]]:
-        head = ("table", "size", "format", "numbers", "", "MB", "", "ratio", "fit error")
+        sizes_before_and_after = ("numbers before", "numbers after", "MB before", "MB after")
+        head = ("table", "size", "format", *sizes_before_and_after, "ratio", "fit error")
         rows = [
             (
                 " = ".join(e.names),
@@ -116,15 +119,17 @@ class Report:
 
     def to_html(self) -> str:
         """One page without anything from elsewhere."""
-        head, *rows = [[escape(cell) for cell in row] for row in self._cells()]
+        head, *rows = [[escape(row[column]) for column in _ON_A_PAGE] for row in self._cells()]
         cells = "".join(f"<th>{cell}</th>" for cell in head)
         body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
         said = "".join(f"<p>{escape(line)}</p>" for line in self._said())
         return (
-            "<!doctype html><html lang=en><meta charset=utf-8><title>compressed</title><style>"
-            "body{font:15px system-ui;margin:2em}table{border-collapse:collapse}"
-            "td,th{padding:.4em .8em;border-bottom:1px solid #ddd;text-align:right}"
-            "td:nth-child(-n+3),th:nth-child(-n+3){text-align:left}</style>"
+            "<!doctype html><html lang=en><meta charset=utf-8>"
+            '<meta name=viewport content="width=device-width, initial-scale=1"><title>compressed</title><style>'
+            "body{font:15px system-ui;margin:1em}table{display:block;overflow-x:auto;border-collapse:collapse}"
+            "td,th{padding:.4em .8em;border-bottom:1px solid #ddd;text-align:right;white-space:nowrap}"
+            "th,td:first-child{white-space:normal}"
+            "td:first-child,th:first-child,td:nth-child(n+8),th:nth-child(n+8){text-align:left}</style>"
             f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{said}</html>"
         )
 

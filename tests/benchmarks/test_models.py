@@ -48,7 +48,7 @@ def written(folder, lines=LINES):
 
 def test_the_page_holds_every_row_and_what_it_says(tmp_path):
     page = written(tmp_path)
-    assert "| pq | 11.00 | 33.00 | +10.0% | 0.250 | 10.00 | 440.00 | 8 | 12 | parts=192 of 3 |" in page
+    assert "| pq | 11.00 | 33.00 | +10.0% | 0.250 | 10.00 | 440.00 | 8 | 12 | parts=192\u00a0of\u00a03 |" in page
     assert "Not to be had: int8 / int4 at ratio 16 (too small)." in page
     assert "x 66,667" in page
     assert "| 99 |" not in page

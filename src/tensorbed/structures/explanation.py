@@ -100,7 +100,7 @@ class Explanations:
         }
 
     def __str__(self) -> str:
-        head = ("table", "structure", "indices", "unique rows", "multiply-adds", "as computed", "", "path")
+        head = ("table", "structure", "indices", "unique rows", "multiply-adds", "as computed", "change", "path")
         rows = [(name, one.kind, *_numbers(one), one.path) for name, one in self.tables.items()]
         return "\n".join(aligned([head, *rows, ("total", "", *_numbers(self), "")], "<<>>>><<"))
 
