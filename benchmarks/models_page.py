@@ -16,6 +16,10 @@ Line = dict[str, Any]
 COLOURS = {"int8 / int4": "#e0793a", "hot rows": "#c2413b", "pq": "#12508f", "low rank": "#6cc2a4", "TT": "#8a6fc0"}
 MARKERS = {"int8 / int4": "s", "hot rows": "D", "pq": "o", "low rank": "^", "TT": "v"}
 _TICKS = (2, 4, 8, 16, 32)
+_ALT = {  # of a picture, by whether it is of cosines
+    True: "Ratio of the table against how far sentence embeddings move, a line for each format",
+    False: "Ratio of the table against perplexity, a line for each format",
+}
 _WORST = 10.0  # times the base perplexity, beyond which nothing is drawn
 
 _HEAD = """# Compressed tables of trained models
@@ -27,17 +31,29 @@ python -m benchmarks.models minilm --data DIR
 python -m benchmarks.models smollm2 --data DIR
 ```
 
-`python -m benchmarks.models --help` says what DIR holds and which packages bring the models. *Ratio* is the dense table
-in float32 over all that is stored for it: codes, codebooks, steps, scales, places of hot rows. *Error* is
-`||W - fit||_F / ||W||_F`. Rows marked *calibrated* were fitted with `tb.compress_(..., calibrate=...)` on the beginning
-of WikiText-2's validation text, which nothing is measured on; all others saw no data. Calibration may raise the error:
-it lowers what counts, errors of rows that are used and in directions that hidden vectors have.
+`python -m benchmarks.models --help` says what DIR holds and which packages bring the models.
+"""
+_FORMATS = """
+## The formats
+
+* **int8 / int4**: `tb.QuantizedRows`, 8 or 4 bits for each number.
+* **hot rows**: `tb.HotRows`, the rows that are used most in 8 bits, the others in 4.
+* **pq**: `tb.ProductQuantized`, product quantisation: a byte for each 1, 2, 3, ... columns of a row.
+* **low rank**: `tb.LowRank`, the product of two thin matrices.
+* **TT**: `tb.TensorTrain`, a chain of small cores.
+* **calibrated**: fitted with `tb.compress_(..., calibrate=...)` on the beginning of WikiText-2's validation text, which
+  nothing is measured on; all others saw no data.
+"""
+_HOW = """
+## How it was measured
+
+*Ratio* is the dense table in float32 over all that is stored for it: codes, codebooks, steps, scales, places of hot
+rows. *Error* is `||W - fit||_F / ||W||_F`. Calibration may raise the error: it lowers what counts, errors of rows that
+are used and in directions that hidden vectors have.
 
 *Asked* is the least ratio; a format takes the largest size that keeps it. Product quantisation has one byte for each
 1, 2, 3, ... columns and nothing between, so that ratio 4 is what stands under 7. Seconds are those of one thread of a
 busy machine, calibration included. Rows that were not measured yet are not shown; the commands go on with them.
-
-![Ratio against what is left, for each format](compression.png)
 """
 _ABOUT = {
     "all-MiniLM-L6-v2": """
@@ -76,14 +92,19 @@ def read(path: Path) -> list[Line]:
 
 
 def write(folder: Path) -> None:
-    """``compression.md`` and ``compression.png`` beside ``compression.jsonl``."""
+    """``compression.md`` and a picture for each model, beside ``compression.jsonl``."""
     lines = read(folder / "compression.jsonl")
     folder.mkdir(parents=True, exist_ok=True)
     groups = {name: _latest([line for line in lines if line["model"] == name]) for name in _ABOUT}
     groups = {name: group for name, group in groups.items() if group}
-    picture(groups).savefig(folder / "compression.png", dpi=130)
-    text = _HEAD + "".join(_section(name, group) for name, group in groups.items()) + _CHOICE
-    (folder / "compression.md").write_text(text, encoding="utf-8")
+    for name, group in groups.items():
+        picture(name, group).savefig(folder / _picture_file(name), dpi=200)
+    sections = "".join(_section(name, group) for name, group in groups.items())
+    (folder / "compression.md").write_text(_HEAD + _CHOICE + _FORMATS + sections + _HOW, encoding="utf-8")
+
+
+def _picture_file(name: str) -> str:
+    return f"compression_{name.lower()}.png"
 
 
 def _latest(lines: Sequence[Line]) -> list[Line]:
@@ -100,37 +121,65 @@ def _amount(line: Line) -> int:
 
 
 def _section(name: str, lines: Sequence[Line]) -> str:
+    """A model: what it is, what is seen, the picture, and all rows."""
     measured = [line for line in lines if "ratio" in line]
     cosines = any("mean_cosine" in line for line in measured)
     base = measured[0].get("base_perplexity", 0.0) if measured else 0.0
-    quality = ("mean cosine", "worst") if cosines else ("perplexity", "over the base")
-    head = ("format", "asked", "ratio", "error", "table, MB", "model, MB", *quality, "seconds to fit")
-    dense = measured[0] if measured else {}
-    table: list[tuple[str, ...]] = [head, ("---",) * 2 + ("---:",) * 7]
+    quality = ("mean cosine", "worst cosine") if cosines else ("perplexity", "over the base")
+    # What is compared comes first: a phone shows four columns, and the rest is to be scrolled to.
+    head = ("format", "ratio", *quality, "error", "table, MB", "model, MB", "asked", "seconds to fit", "details")
+    table: list[tuple[str, ...]] = [head, ("---", *("---:",) * 8, "---")]
     if measured:
         ends = ("1.0000", "1.0000") if cosines else (f"{base:.2f}", "")
-        sizes = (_megabytes(dense["table_bytes_before"]), _megabytes(dense["model_bytes_before"]))
-        table.append(("float32", "", "1.00", "0", *sizes, *ends, ""))
-    table += [_cells(line) for line in lines]
-    shown = "\n".join(f"| {' | '.join(row)} |" for row in table)
-    about = _ABOUT[name].format(amount=_amount(lines[0]), base=base)
-    return f"\n## {name}\n{about}\n{shown}\n\n{_reached(measured, cosines)}\n"
+        sizes = (_megabytes(measured[0]["table_bytes_before"]), _megabytes(measured[0]["model_bytes_before"]))
+        table.append(("float32", "1.00", *ends, "0", *sizes, "", "", ""))
+    table += [_cells(line) for line in measured]
+    parts = (
+        _ABOUT[name].format(amount=_amount(lines[0]), base=base).strip(),
+        _reached(measured, cosines),
+        f'<img src="{_picture_file(name)}" width="520" alt="{_ALT[cosines]}">',
+        _how_to_read(measured),
+        "\n".join(f"| {' | '.join(row)} |" for row in table),
+        _not_to_be_had([line for line in lines if "ratio" not in line]),
+    )
+    return f"\n## {name}\n\n" + "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _family(line: Line) -> str:
+    return f"{line['family']}, calibrated" if line["calibrated"] else str(line["family"])
 
 
 def _cells(line: Line) -> tuple[str, ...]:
-    family = f"{line['family']}, calibrated" if line["calibrated"] else line["family"]
-    if "ratio" not in line:
-        return family, f"{line['asked']:g}", "-", "", "", "", "", "", f"not to be had: {line['reason']}"
     return (
-        f"{family}: {line['structure'].split(', ', 1)[1]}",
-        f"{line['asked']:g}",
+        _family(line),
         f"{line['ratio']:.2f}",
+        *_quality(line),
         f"{line['error']:.3f}",
         _megabytes(line["table_bytes"]),
         _megabytes(line["model_bytes"]),
-        *_quality(line),
+        f"{line['asked']:g}",
         f"{line['seconds']:.0f}",
+        line["structure"].split(", ", 1)[1].replace("quantized_rows ", ""),  # bits say it
     )
+
+
+def _not_to_be_had(lines: Sequence[Line]) -> str:
+    """What was asked for and no format of the family has, and why."""
+    asked: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        asked.setdefault((_family(line), line["reason"]), []).append(f"{line['asked']:g}")
+    said = [f"{family} at ratio {', '.join(ratios)} ({reason})" for (family, reason), ratios in asked.items()]
+    return f"Not to be had: {'; '.join(said)}." if said else ""
+
+
+def _how_to_read(lines: Sequence[Line]) -> str:
+    """Of a model's picture: what is better, and what is not in it."""
+    drawn = {_family(line) for line in _drawn(lines)}
+    beyond = list(dict.fromkeys(_family(line) for line in lines if _family(line) not in drawn))
+    said = "In the picture further right is smaller and lower is better; hollow marks are calibrated."
+    if beyond:
+        said += f" Beyond {_WORST:g} times the base's perplexity, and so not in it: {', '.join(beyond)}."
+    return said
 
 
 def _quality(line: Line) -> tuple[str, str]:
@@ -151,9 +200,8 @@ def _reached(lines: Sequence[Line], cosines: bool) -> str:
             what = f"perplexity within {bound:.0%}"
         if held:
             best = max(held, key=lambda r: r["ratio"])
-            family = f"{best['family']}, calibrated" if best["calibrated"] else best["family"]
-            said.append(f"* {what}: ratio {best['ratio']:.2f}, {family} ({_quality(best)[0]})")
-    return "The largest ratio with\n\n" + "\n".join(said)
+            said.append(f"* {what}: ratio {best['ratio']:.2f}, {_family(best)} ({_quality(best)[0]})")
+    return "What is seen: the largest ratio with\n\n" + "\n".join(said) if said else ""
 
 
 def shown(line: Line) -> str:
@@ -165,24 +213,27 @@ def shown(line: Line) -> str:
     return f"{family:<14} {line['asked']:>4g}  {sizes}  {'  '.join(_quality(line))}  {line['seconds']:.0f} s"
 
 
-def picture(groups: dict[str, list[Line]]) -> Figure:
-    """A panel for each model: ratio against cosine or perplexity, a line for each family."""
-    with matplotlib.rc_context({"font.size": 9.5, "axes.spines.top": False, "axes.spines.right": False}):
-        figure = Figure(figsize=(5.6 * max(1, len(groups)), 4.3), layout="constrained")
-        for k, (name, lines) in enumerate(groups.items()):
-            _panel(figure.add_subplot(1, len(groups), k + 1), name, [line for line in lines if "ratio" in line])
+def picture(name: str, lines: Sequence[Line]) -> Figure:
+    """Ratio against cosine or perplexity, a line for each family; as wide as a phone, where its text is legible."""
+    with matplotlib.rc_context({"font.size": 10.5, "axes.spines.top": False, "axes.spines.right": False}):
+        figure = Figure(figsize=(4.8, 5.2), layout="constrained")
+        axes = figure.add_subplot()
+        _draw(axes, name, [line for line in lines if "ratio" in line])
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
         return figure
 
 
-def _panel(axes: Any, name: str, lines: Sequence[Line]) -> None:
+def _drawn(lines: Sequence[Line]) -> list[Line]:
+    """Those that are not off the scale."""
+    return [r for r in lines if "mean_cosine" in r or r["perplexity"] <= _WORST * r["base_perplexity"]]
+
+
+def _draw(axes: Any, name: str, lines: Sequence[Line]) -> None:
     cosines = any("mean_cosine" in line for line in lines)
     for family, colour in COLOURS.items():
         for calibrated in (False, True):
-            mine = sorted(
-                (r for r in lines if r["family"] == family and r["calibrated"] == calibrated), key=lambda r: r["ratio"]
-            )
-            if not cosines:
-                mine = [r for r in mine if r["perplexity"] <= _WORST * r["base_perplexity"]]
+            mine = [r for r in _drawn(lines) if r["family"] == family and r["calibrated"] == calibrated]
+            mine.sort(key=lambda r: r["ratio"])
             if mine:
                 axes.plot(
                     [r["ratio"] for r in mine],
@@ -191,21 +242,23 @@ def _panel(axes: Any, name: str, lines: Sequence[Line]) -> None:
                     marker=MARKERS[family],
                     markerfacecolor="white" if calibrated else colour,
                     linestyle="--" if calibrated else "-",
-                    label=f"{family}, calibrated" if calibrated else family,
+                    label=_family(mine[0]),
                 )
-    axes.set(title=name, xlabel="times smaller (table)", xscale="log", yscale="log", xlim=(1.8, 40))
+    axes.set(
+        title=name, xlabel="ratio: times smaller than the table in float32", xscale="log", yscale="log", xlim=(1.8, 40)
+    )
     axes.xaxis.set_major_locator(FixedLocator(_TICKS))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.grid(alpha=0.3)
     if cosines:
         axes.set(ylabel="1 - mean cosine of sentence embeddings")
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.5f}".rstrip("0").rstrip(".")))
     else:
         axes.set(ylabel=f"perplexity over the base (up to {_WORST:g})")
         axes.yaxis.set_major_locator(FixedLocator((1, 1.1, 1.5, 2, 5, 10)))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.legend(frameon=False, fontsize=8)
 
 
 def _distance(line: Line) -> float:

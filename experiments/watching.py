@@ -78,7 +78,5 @@ def _board(folder: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise ExperimentError(
-            "--tensorboard needs the package tensorboard: pip install 'tensorbed[experiments]'."
-        ) from None
+        raise ExperimentError("--tensorboard needs the package tensorboard: pip install '.[experiments]'.") from None
     return SummaryWriter(str(folder))

@@ -11,6 +11,7 @@ from matplotlib.ticker import StrMethodFormatter
 
 COLOURS = ("#64748b", "#e0793a", "#2f7fd8", "#1f9d76")  # legible on white and on black
 MARKERS = ("o", "s", "^", "D")
+SIZE = (4.6, 3.6)  # inches; as wide as a phone shows at full size, so that the text is legible there
 PLAIN = StrMethodFormatter("{x:,.0f}")  # 10,000, not a power of ten
 # Matplotlib has no word for "the colour of the text around"; this one is exchanged for it.
 INK = "#010203"

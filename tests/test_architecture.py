@@ -18,7 +18,7 @@ from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, HeadLimits, 
 SOURCE = Path(tensorbed.__file__).parent
 # From the bottom up: a room may import from those before it, never from those after.
 ROOMS = (
-    ("checks", "printable", "progress", "workers", "_version", "_native", "native"),
+    ("checks", "printable", "progress", "workers", "writing", "_version", "_native", "native"),
     ("indexing", "shapes"),
     ("dispatch",),
     ("contraction", "decompose"),

@@ -5,6 +5,8 @@ import fcntl
 import json
 import os
 import random
+import re
+import resource
 import signal
 import struct
 import subprocess
@@ -12,16 +14,17 @@ import sys
 import tempfile
 import textwrap
 import zlib
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 import torch
+from rights import without_rights
 from safetensors.torch import load_file, save_file
 from samples import SAMPLES
 from torch import nn
 
 import tensorbed as tb
+from tensorbed.writing import write_tensors
 
 EVERY = [group[0] for group in SAMPLES.values()]
 
@@ -313,9 +316,25 @@ def test_an_error_while_writing_leaves_nothing_behind(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("tensorbed.files.save_file", full)
+    monkeypatch.setattr("tensorbed.files.write_tensors", full)
     with pytest.raises(OSError, match="No space"):
         tb.save(tb.TTEmbedding(300, 12, 5), path)
+    assert path.read_bytes() == before
+    assert [f.name for f in tmp_path.iterdir()] == ["layer"]
+
+
+def test_a_full_disk_is_an_error_of_the_system_that_names_the_file(tmp_path):
+    """Which safetensors' own is not. A limit on the size of files gives the error of a full disk."""
+    path = tmp_path / "layer"
+    tb.save(tb.TTEmbedding(300, 12, 3), path)
+    before = path.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, hard))
+    try:
+        with pytest.raises(OSError, match=rf"{re.escape(str(path))} cannot be written: .*File too large"):
+            tb.save(tb.Embedding(3000, 16, tb.LowRank(rank=4)), path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert path.read_bytes() == before
     assert [f.name for f in tmp_path.iterdir()] == ["layer"]
 
@@ -398,11 +417,11 @@ def test_a_private_file_is_private_while_it_is_written(tmp_path, monkeypatch):
     path.chmod(0o400)
     modes = []
 
-    def writing(tensors, name, header):
-        save_file(tensors, name, header)
-        modes.append(os.stat(name).st_mode & 0o777)
+    def writing(file, tensors, header):
+        write_tensors(file, tensors, header)
+        modes.append(os.stat(file.name).st_mode & 0o777)
 
-    monkeypatch.setattr("tensorbed.files.save_file", writing)
+    monkeypatch.setattr("tensorbed.files.write_tensors", writing)
     tb.save(tb.TTEmbedding(300, 12, 3), path)
     assert modes == [0o600]
     assert path.stat().st_mode & 0o777 == 0o400
@@ -447,22 +466,6 @@ def test_folders_of_models_are_put_in_place_on_windows_too(tmp_path, flushed_on_
             file.write_text("{}")
     assert len(flushed_on_windows) == 2
     assert (tmp_path / "out" / "inside" / "config.json").read_text() == "{}"
-
-
-@contextmanager
-def without_rights():
-    """As a user who is not root, whom nothing is refused."""
-    if os.geteuid() != 0:
-        yield
-        return
-    try:
-        os.seteuid(65534)
-    except OSError:
-        pytest.skip("this root cannot become another user")
-    try:
-        yield
-    finally:
-        os.seteuid(0)
 
 
 def test_a_file_that_may_not_be_read_is_not_called_missing():

@@ -61,7 +61,8 @@ def test_heads_that_are_tied_or_named_need_no_note():
 
 def test_plans_say_it_and_so_does_what_is_compressed_by_them():
     model = Words(head=head())
-    plan = tb.plan(model, ratio=2, formats=[FORMAT])
+    most = tb.plan(model, ratio=2, formats=[FORMAT]).bytes  # what they take, so that there is no more to say
+    plan = tb.plan(model, budget=most, formats=[FORMAT])
     assert list(plan) == ["words", "head"]
     (note,) = plan.notes
     assert "head was taken for a vocabulary head only because" in note

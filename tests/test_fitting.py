@@ -87,7 +87,7 @@ def test_a_table_of_zeros(layer):
 
 def test_rows_that_the_dtype_cannot_hold_are_refused():
     table = (torch.randn(100, 16, generator=torch.Generator().manual_seed(0)).clamp(-1, 1) * 60000).half()
-    with pytest.raises(ValueError, match=r"do not fit into torch\.float16"):
+    with pytest.raises(ValueError, match=r"does not fit into torch\.float16"):
         tb.TTEmbedding.from_pretrained(table, rank=16)
 
 

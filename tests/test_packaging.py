@@ -1,11 +1,23 @@
-"""What the package says of how it is built."""
+"""What the package says of itself: how it is built, what it needs, and what is in its archive."""
 
+import ast
 import re
+import sys
+import tarfile
 import tomllib
+from email import message_from_string
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+EXTRAS = PROJECT["project"]["optional-dependencies"]
+# Texts that people read, by whatever program they are shown.
+TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile", *(ROOT / "docs").glob("*.md")]
+SOURCES = [file for folder in ("src", "experiments", "benchmarks", "demo") for file in (ROOT / folder).rglob("*.py")]
+# Modules whose package has another name.
+PACKAGES = {"tltorch": "tensorly-torch"}
 
 
 def names(requirements):
@@ -20,3 +32,109 @@ def test_make_builds_with_the_same_tools_at_pinned_versions():
     (tools,) = re.findall(r"^BUILD := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert set(tools.split()) == names(PROJECT["build-system"]["requires"]) | {"cmake", "ninja"}
     assert set(tools.split()) <= names((ROOT / "constraints.txt").read_text().splitlines())
+
+
+def test_nothing_is_said_to_be_on_an_index_that_is_not():
+    told = [(file.name, line) for file in (*TEXTS, *SOURCES) for line in file.read_text().splitlines()]
+    assert [(name, line) for name, line in told if re.search(r"pip install.*tensorbed\[", line)] == []
+
+
+def test_messages_name_the_requirements_of_the_extras():
+    known = {requirement for extra in EXTRAS.values() for requirement in extra}
+    said = {
+        requirement
+        for file in SOURCES
+        for line in file.read_text().splitlines()
+        if "pip install" in line
+        for requirement in re.findall(r'"([\w-]+>=[\d.]+)"', line)
+    }
+    assert {"typer>=0.15", "rich>=13", "transformers>=5.20", "accelerate>=1.10", "gguf>=0.17"} <= said
+    assert said <= known
+
+
+def imported(*places):
+    """Packages that sources import, wherever in a file, but for the standard library and what is here."""
+    own = {path.stem for path in ROOT.iterdir()} | {"tensorbed"}
+    found = set()
+    for place in places:
+        path = ROOT / place
+        for file in path.rglob("*.py") if path.is_dir() else [path]:
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.ImportFrom) and not node.level:
+                    found.add(node.module.split(".")[0])
+                elif isinstance(node, ast.Import):
+                    found |= {alias.name.split(".")[0] for alias in node.names}
+    return {PACKAGES.get(name, name) for name in found - own - sys.stdlib_module_names}
+
+
+@pytest.mark.parametrize(
+    ("extras", "places"),
+    [
+        ((), ["src/tensorbed/nn", "src/tensorbed/structures", "src/tensorbed/files.py", "src/tensorbed/info.py"]),
+        (("cli",), ["src/tensorbed/cli.py", "src/tensorbed/terminal.py", "src/tensorbed/__main__.py"]),
+        (("transformers",), ["src/tensorbed/integrations"]),
+        (("figures",), ["src/tensorbed/figures.py", "src/tensorbed/plans.py"]),
+        (("demo",), ["demo", "pages", "provenance.py"]),
+        (("experiments",), ["experiments", "pages", "provenance.py"]),
+        (("benchmarks", "models"), ["benchmarks", "pages", "provenance.py"]),
+    ],
+    ids=str,
+)
+def test_extras_bring_what_is_imported(extras, places):
+    brought = names(line for name in extras for line in EXTRAS[name]) | names(PROJECT["project"]["dependencies"])
+    # Of the integration: sentence-transformers is used where it is. torchTT is built by make bench.
+    assert imported(*places) - brought <= {"sentence_transformers", "torchtt"}
+
+
+def test_what_fetches_the_data_of_experiments_is_brought():
+    assert {"datasets", "requests", "aiohttp"} <= names(EXTRAS["experiments"])
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory):
+    """The source archive: its metadata, and the size of each file."""
+    build = pytest.importorskip("scikit_build_core.build")
+    folder = tmp_path_factory.mktemp("archive")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(ROOT)
+        name = build.build_sdist(str(folder))
+    with tarfile.open(folder / name) as file:
+        sizes = {member.name.partition("/")[2]: member.size for member in file.getmembers()}
+        (info,) = (member for member in file.getmembers() if member.name.endswith("PKG-INFO"))
+        return message_from_string(file.extractfile(info).read().decode()), sizes
+
+
+def test_the_archive_has_sources_and_no_records_of_runs(archive):
+    _, sizes = archive
+    ours = ("docs/", "tests/", "experiments/", "benchmarks/", "demo/", "pages/")  # and not what else lies in a checkout
+    beside = {name: size for name, size in sizes.items() if name.startswith(ours)}
+    assert {"src/tensorbed/__init__.py", "native/kernels.cpp", "tests/test_packaging.py", "README.md"} <= sizes.keys()
+    assert [name for name in beside if name.endswith((".jsonl", ".gz", ".safetensors"))] == []
+    assert [name for name in beside if name.startswith(("docs/results", "tests")) and name.endswith(".html")] == []
+    assert max(size for name, size in beside.items() if not name.startswith("docs/images")) < 150_000
+
+
+def test_metadata_says_whose_it_is_and_where_it_runs(archive):
+    metadata, _ = archive
+    assert metadata["Author"] == "The tensorbed authors"
+    assert metadata.get_all("Project-URL") == ["Paper, https://arxiv.org/abs/1901.10787"]
+    assert "Operating System :: POSIX :: Linux" in metadata.get_all("Classifier")
+    assert metadata["License-Expression"] == "Apache-2.0"
+
+
+LINK = re.compile(r"\]\(([^)]+)\)")
+
+
+def test_links_of_an_index_page_hold(archive):
+    metadata, _ = archive
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    page = metadata.get_payload()
+    assert LINK.findall(page) == [link for link in LINK.findall((ROOT / "README.md").read_text()) if "://" in link]
+    assert "guide (docs/guide.md)" in page
+    assert "](docs" not in page
+
+
+def test_links_of_the_readme_lead_to_files():
+    files = [link.partition("#")[0] for link in LINK.findall((ROOT / "README.md").read_text()) if "://" not in link]
+    assert files
+    assert [file for file in files if not (ROOT / file).exists()] == []

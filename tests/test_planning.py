@@ -99,7 +99,7 @@ def test_little_is_fitted_once_each_and_shown(monkeypatch):
     model = nn.ModuleDict({"words": nn.Embedding(50_000, 128), "ids": nn.Embedding(2500, 128)})
     plan = tb.plan(model, ratio=1, formats=formats)
     assert all(option.error == 0.1 for table in plan.options.values() for option in table[1:])
-    assert len(steps) == 8
+    assert len(steps) == 7
     # Both ratios give words the same parts.
     assert fitted[:2] == [((32_768, 32), tb.ProductQuantized(parts=16)), ((16_384, 128), tb.LowRank(rank=31))]
     assert fitted[2] == ((8192, 128), tb.HotRows())
@@ -223,7 +223,54 @@ def test_rules_do_not_go_by_the_order_of_tables_either():
     sizes = {"b": (100_000, 64), "a": (100_000, 64)}
     plans = [tb.plan(dict(order), ratio=40, purpose="train") for order in (sizes.items(), reversed(sizes.items()))]
     assert dict(plans[0]) == dict(plans[1])
-    assert (plans[0]["a"].ratio, plans[0]["b"].ratio) == (64, 32)
+    assert (plans[0]["a"].ratio, plans[0]["b"].ratio) == (40, 40)
+
+
+def language_model(tied=True):
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"words": nn.Embedding(3000, 64), "head": nn.Linear(64, 3000, bias=False)})
+    if tied:
+        model.head.weight = model.words.weight
+    return model
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_heads_take_formats_that_suit_them(tied):
+    plan = tb.plan(language_model(tied), ratio=6)
+    scoring = "words" if tied else "head"
+    assert all(option.format.suits_heads for option in plan.options[scoring])
+    assert tied or not all(option.format.suits_heads for option in plan.options["words"])
+
+
+def test_heads_are_not_spoilt_without_being_told():
+    with pytest.raises(ValueError, match=r"spoil the scores of a vocabulary head: words\. careful=False weighs"):
+        tb.plan(language_model(), ratio=8)
+    plan = tb.plan(language_model(), ratio=8, careful=False)
+    assert not plan["words"].suits_heads
+    assert tb.plan(language_model(), ratio=8, formats=[tb.LowRank(ratio=8)])["words"] == tb.LowRank(ratio=8)
+    assert tb.plan(nn.ModuleDict({"words": nn.Embedding(3000, 64)}), ratio=8).bytes <= 3000 * 64 * 4 / 8
+
+
+def test_formats_of_formats_suit_heads_where_both_do():
+    assert tb.HotRows().suits_heads
+    assert not tb.HotRows(rest=tb.LowRank(rank=2)).suits_heads
+
+
+def test_trains_have_the_ratio_asked_for():
+    plan = tb.plan({"words": (267_735, 512)}, ratio=50, purpose="train")
+    assert 50 <= plan.chosen["words"].ratio < 52
+    assert plan.notes == []
+
+
+def test_a_ratio_that_is_overshot_is_told():
+    model = nn.ModuleDict({"words": nn.Embedding(5000, 64)})
+    plan = tb.plan(model, ratio=8, formats=[tb.QuantizedRows(bits=8), tb.LowRank(rank=6)])
+    low, high = (option.ratio for option in plan.options["words"][1:])
+    assert plan.notes == [
+        f"8 times smaller was asked for; the formats weighed make the tables {low:.3g} or {high:.3g} times smaller, "
+        f"and nothing between: {high:.3g} was taken."
+    ]
+    assert tb.plan(model, ratio=3.5, formats=[tb.QuantizedRows(bits=8), tb.LowRank(rank=6)]).notes == []
 
 
 def test_hot_rows_are_weighed():

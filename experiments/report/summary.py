@@ -28,6 +28,7 @@ class Entry:
     row: str
     format: str
     shape: str
+    cores: int  # how many a chain has; one factor of the rows each
     rank: str
     ratio: float
     total_parameters: int
@@ -50,6 +51,27 @@ class Entry:
     def deviation(self) -> float | None:
         """Of the sample; there is none with one seed."""
         return stdev(self.test) if len(self.test) > 1 else None
+
+    @property
+    def mean_curve(self) -> tuple[float, ...]:
+        """Validation accuracy after each epoch, over all seeds.
+
+        A seed that has stopped keeps its last value: a mean of those that are left would jump where one leaves it.
+        """
+        longest = max(map(len, self.curves))
+        carried = [curve + curve[-1:] * (longest - len(curve)) for curve in self.curves]
+        return tuple(map(fmean, zip(*carried, strict=True)))
+
+    @property
+    def early_stops(self) -> tuple[int, ...]:
+        """Epochs, from 1, after which a seed stopped and others went on."""
+        lengths = {len(curve) for curve in self.curves}
+        return tuple(sorted(lengths - {max(lengths)}))
+
+    @property
+    def best_epochs(self) -> tuple[int, ...]:
+        """The epoch, from 1, that is best on validation, of each seed."""
+        return tuple(1 + curve.index(max(curve)) for curve in self.curves)
 
 
 @dataclass(frozen=True)
@@ -137,6 +159,7 @@ def entry_of(dataset: str, row: str, runs: Mapping[int, Mapping[str, Any]], pape
         row=row,
         format=first["format"],
         shape=f"{factors(rows)} x {factors(cols)}",
+        cores=len(rows),
         rank=str(settings["rank"] or "-"),
         ratio=first["ratio"],
         total_parameters=first["total_parameters"],
@@ -170,49 +193,3 @@ def factors(numbers: Iterable[int]) -> str:
     """``(5, 6)``, or one number by itself."""
     given = list(numbers)
     return str(given[0]) if len(given) == 1 else f"({','.join(map(str, given))})"
-
-
-def findings(summary: Summary) -> list[str]:
-    """What the numbers say of the claim that compressed rows reach the full model's accuracy, sentence by sentence."""
-    said = []
-    for dataset, entries in summary.tables.items():
-        full = summary.entry(dataset, "full")
-        if full is None:
-            continue
-        for name, kind in (("tensor_train", "tensor-train"), ("tensor_ring", "tensor-ring"), ("low_rank", "low-rank")):
-            rows = [entry for entry in entries if entry.format == name]
-            if rows:
-                best = max(rows, key=lambda entry: fmean(entry.validation))
-                said.append(
-                    f"{TITLES[dataset]}: the {kind} row that is best on validation, {best.row} at ratio "
-                    f"{best.ratio:.0f}, has test accuracy {best.mean:.3f}, {points(best.mean - full.mean)} the full "
-                    f"table's {full.mean:.3f} ({counted(len(best.test), 'seed')}, full {len(full.test)})."
-                )
-    for dataset, entries in summary.beside.items():
-        for entry in entries:
-            fair = summary.entry(dataset, base(entry.row))
-            if fair is not None:
-                said.append(
-                    f"{TITLES[dataset]}: {entry.row}, {entry.apart}, has {entry.mean:.3f} "
-                    f"({counted(len(entry.test), 'seed')}), {points(entry.mean - fair.mean)} {fair.row}."
-                )
-    return [*said, *overheads(summary)]
-
-
-def overheads(summary: Summary) -> list[str]:
-    """What the laboratory itself costs."""
-    shares = [entry.overhead for entries in summary.tables.values() for entry in entries]
-    return [
-        "Everything but forward, backward and the optimiser's step took "
-        f"{100 * median(shares):.1f} % of the training time (median over rows; {100 * max(shares):.1f} % in the worst)."
-    ]
-
-
-def points(difference: float) -> str:
-    """``1.2 points above``."""
-    return f"{abs(100 * difference):.1f} points {'above' if difference >= 0 else 'below'}"
-
-
-def counted(number: int, what: str) -> str:
-    """``1 seed``, ``5 seeds``."""
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -194,7 +194,7 @@ def fetched(name: str, split: str, **options: Any) -> Iterable[dict[str, Any]]:
         from datasets import load_dataset
     except ImportError:
         raise ExperimentError(
-            "fetching the public originals needs the package datasets: pip install 'tensorbed[experiments]', "
+            "fetching the public originals needs the package datasets: pip install '.[experiments]', "
             "or give a folder that holds them with --data."
         ) from None
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import zlib
 from collections.abc import Mapping
@@ -10,6 +9,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from torch import Tensor
+
+from tensorbed.writing import bytes_in_file
 
 _ENTRY = "tensorbed.checksums"  # of the header, where other programs may have entries too
 
@@ -73,9 +74,5 @@ def _of_text(text: str) -> str:
 
 def _of_tensor(tensor: Tensor) -> str:
     """Of dtype and shape, which say what the bytes mean, and the bytes as a file has them."""
-    plain = tensor.detach().cpu().contiguous()
-    meaning = zlib.crc32(f"{plain.dtype} {list(plain.shape)}".encode())
-    size = plain.numel() * plain.element_size()
-    # Without a copy and without numpy, which torch may be installed without.
-    memory = (ctypes.c_ubyte * size).from_address(plain.data_ptr()) if size else b""
-    return f"{zlib.crc32(memory, meaning):08x}"
+    meaning = zlib.crc32(f"{tensor.dtype} {list(tensor.shape)}".encode())
+    return f"{zlib.crc32(bytes_in_file(tensor), meaning):08x}"

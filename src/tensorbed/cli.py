@@ -145,8 +145,10 @@ def plan(
     if len(what) == 1 and not _SIZE.fullmatch(what[0]) and Path(what[0]).exists():
         folders = _integration("folders")
         model, notes = folders.load_model(folders.opened(what[0]))
-        found = make_plan(model, ratio=ratio, budget=budget, min_rows=min_rows or MIN_ROWS, skip=skip or ())
-        notes += _integration("compressing").notes_on_plan(model, found)
+        where = {"ratio": ratio, "budget": budget, "min_rows": min_rows or MIN_ROWS, "skip": skip or ()}
+        compressing = _integration("compressing")
+        found = compressing.planned(model, where, careful=False, calibrated=False)
+        notes += compressing.notes_on_plan(model, found)
     else:
         sizes = _tables(what)
         if min_rows is not None or skip:
@@ -189,7 +191,7 @@ def compress(
             "by measured error."
         ),
     ] = _Name.auto,
-    ratio: Annotated[float | None, typer.Option(help="How many times smaller tables shall be; 8 if not said.")] = None,
+    ratio: Annotated[float | None, typer.Option(help="How many times smaller tables shall be; 7 if not said.")] = None,
     budget: Budget = None,
     min_rows: MinRows = MIN_ROWS,
     skip: Skip = None,
@@ -203,6 +205,10 @@ def compress(
         _Dtype | None,
         typer.Option(help="Of the weights that stay dense; that of MODEL-DIR if not said, float32 of GGUF."),
     ] = None,
+    yes: Annotated[
+        bool,
+        typer.Option("--yes", help="Also formats that are likely to spoil a vocabulary head, to be trained again."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Replace OUT-DIR if tensorbed wrote it.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -232,6 +238,7 @@ def compress(
         calibrate=texts,
         dtype=None if dtype is None else getattr(torch, dtype),
         tell=lambda message: terminal.complain(f"tensorbed: {terminal.in_its_words(message)}"),
+        careful=not yes,
     )
     if as_json:
         _print_json(done.to_dict())
@@ -248,7 +255,7 @@ def _format(name: _Name, ratio: float | None, budget: str | None) -> tuple[Forma
         if ratio is not None:
             terminal.complain(f"tensorbed: the ratio of {name} is what its bits make it; --ratio is not used.")
         return by_bits[name], None
-    ratio = 8.0 if ratio is None and budget is None else ratio
+    ratio = 7.0 if ratio is None and budget is None else ratio
     _check_size(ratio, budget)
     kinds: dict[str, Any] = {"pq": ProductQuantized, "tt": TensorTrain, "tr": TensorRing, "lr": LowRank}
     return (None if name is _Name.auto else kinds[name](ratio=ratio)), ratio
@@ -332,7 +339,8 @@ def _integration(name: str) -> Any:
         missing = (error.name or "").split(".")[0]
         if missing not in ("transformers", "accelerate"):
             raise
-        raise ValueError(f'folders of models need {missing}: pip install "tensorbed[transformers]"') from None
+        install = 'pip install "transformers>=5.20" "accelerate>=1.10"'
+        raise ValueError(f"folders of models need {missing}: {install}") from None
 
 
 def _show(found: Any, as_json: bool) -> None:

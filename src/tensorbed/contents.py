@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -23,22 +22,10 @@ from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 from tensorbed.printable import short_messages, shortened
 from tensorbed.structures.registry import refuse_constant
+from tensorbed.writing import STORED_AS
 
 FORMAT, VERSION = "tensorbed", 1
-# The names that safetensors has for dtypes.
-_STORED_AS = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-_DTYPES = {name: dtype for dtype, name in _STORED_AS.items()}
+_DTYPES = {name: dtype for dtype, name in STORED_AS.items()}
 # Not of the structure, so that mixed precision may leave them in another floating-point dtype.
 _BESIDES = ("bias", "padding_row")
 
@@ -98,7 +85,7 @@ def inside(name: str, key: str) -> str:
 @contextmanager
 def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
     """The file, whose header safetensors has checked against its length."""
-    _check_readable(path)
+    check_readable(path)
     try:
         with short_messages(), safe_open(path, "pt") as file:
             yield file
@@ -107,8 +94,8 @@ def opened(path: str | os.PathLike[str]) -> Iterator[Any]:
         raise ValueError(f"{path} is damaged or not a safetensors file ({said}).") from None
 
 
-def _check_readable(path: str | os.PathLike[str]) -> None:
-    """Safetensors says of every file that it cannot open that there is none."""
+def check_readable(path: str | os.PathLike[str]) -> None:
+    """``PermissionError`` where that is why: safetensors says of every file that it cannot open that there is none."""
     try:
         is_file = stat.S_ISREG(os.stat(path).st_mode)  # what is no file may wait for a writer when it is opened
         if is_file:
@@ -220,7 +207,7 @@ def _check_tensors(layer: StructuredTable, name: str, tensors: Mapping[str, Stor
     """Shapes and dtypes are those of the description."""
     for key, tensor in layer.state_dict().items():
         full = inside(name, key)
-        found, shape, dtype = tensors.get(full), tuple(tensor.shape), _STORED_AS[tensor.dtype]
+        found, shape, dtype = tensors.get(full), tuple(tensor.shape), STORED_AS[tensor.dtype]
         if found is None or found.shape != shape:
             what = "is missing" if found is None else f"has shape {found.shape}"
             raise ValueError(f"{full} {what} in {path}; its description needs {shape}.")

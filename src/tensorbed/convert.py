@@ -15,7 +15,8 @@ from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.described import put
 from tensorbed.nn.embedding import Embedding, ScaledEmbedding
 from tensorbed.nn.head import Head
-from tensorbed.nn.table import StructuredTable, check_format
+from tensorbed.nn.options import check_format
+from tensorbed.nn.table import StructuredTable
 from tensorbed.plans import Plan
 from tensorbed.progress import about, track
 from tensorbed.report import Entry, Report

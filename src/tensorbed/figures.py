@@ -144,7 +144,7 @@ def _pyplot() -> Any:
     try:
         import matplotlib
     except ImportError:
-        raise SystemExit("Figures are drawn with matplotlib: pip install tensorbed[figures]") from None
+        raise SystemExit("Figures are drawn with matplotlib: pip install matplotlib") from None
     matplotlib.use("Agg")
     import matplotlib.pyplot
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -23,6 +22,7 @@ from tensorbed.nn.described import described, identity, kind_of, put, take_optio
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
+from tensorbed.writing import write_tensors
 
 
 def save(module: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -155,14 +155,17 @@ def _write(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str]) ->
     part = path.with_name(f".tensorbed.{secrets.token_hex(8)}.part")
     old_mode = path.stat().st_mode & 0o777 if path.exists() else None
     # The system takes the umask off the mode: to ask for the umask is to change it, for all threads.
-    os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666 if old_mode is None else old_mode | 0o600))
+    mode = 0o666 if old_mode is None else old_mode | 0o600
     try:
-        mode = part.stat().st_mode & 0o777 if old_mode is None else old_mode
-        save_file(dict(tensors), part, header)
+        with open(part, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
+            write_tensors(file, tensors, header)
         sync(part)
-        part.chmod(mode)  # safetensors may have put a file of its own there
+        if old_mode is not None:
+            part.chmod(old_mode)
         part.replace(path)
         sync_folder(path.parent)
+    except OSError as error:  # which names no file where the disk is full
+        raise type(error)(error.errno, f"{path} cannot be written: {error.strerror}") from error
     finally:
         part.unlink(missing_ok=True)
 

@@ -34,6 +34,11 @@ class Weight:
     def name(self) -> str:
         return next(iter(self.places))
 
+    def scores(self, name: str, tied: str) -> bool:
+        """Whether what becomes of the place with that name will score, as heads do, and not only be read."""
+        places = [self.places[name]] if tied == "untie" else self.places.values()
+        return any(not isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in places)
+
 
 def found_tables(
     model: nn.Module, format: Formats, min_rows: int, skip: tuple[str, ...], include_heads: bool, tied: str

@@ -9,13 +9,16 @@ import torch
 from torch import Tensor
 
 from tensorbed.checks import require_float_dtype
-from tensorbed.decompose.train import frobenius
+from tensorbed.decompose.powers import far_exponent, largest, shifted
 from tensorbed.progress import track
 from tensorbed.structures import Format, Params, Structure, Use
-from tensorbed.structures.formats import Budget
+from tensorbed.structures.formats import Budget, Fit, OutOfRangeError, fitted
 from tensorbed.workers import one_thread_if_crowded
 
 _BLOCK = 2**18  # numbers of the table compared at once
+_MOST_SEEN = 2.0**63  # times that a row can have been looked up
+_ROOM = 16  # times the smallest number of all digits: where a table reaches no further, rounding may cost more than it
+_WORSE = 1.01  # than the fit before it was rounded; more is refused
 
 
 @dataclass(frozen=True)
@@ -37,21 +40,58 @@ def fit_table(
     dtype = dtype or table.dtype
     budget = Budget(table.shape[0], table.shape[1], dtype, reserved)
     with torch.no_grad(), one_thread_if_crowded(table.numel()):
-        structure, found = _found(table, format, budget, use)
+        use = None if use is None else _checked(use, table)
+        fit = fitted(format, table, budget, use)
+        small = largest(table) < _ROOM * torch.finfo(dtype).tiny
+        possible = _possible_error(table, format, budget, use, fit) if small else math.inf
+        structure, found = fit.structure, dict(fit.params)
+        del fit
         # One after the other: each is let go once it is rounded.
         params = {spec.name: _owned(found.pop(spec.name), spec.dtype or dtype, table) for spec in structure.tensors()}
         for name, tensor in params.items():
-            if not all(bool(torch.isfinite(part).all()) for part in tensor.reshape(-1).split(_BLOCK)):
-                raise ValueError(f"{name} of the fit does not fit into {dtype}; give a wider dtype=.")
+            require_finite(tensor, f"{name} of the fit", table)
         error = relative_error(table, structure, params)
         if not math.isfinite(error):
-            raise ValueError(f"rows of the fit do not fit into {dtype}; give a wider dtype=.")
+            raise OutOfRangeError(_too_large("a row of the fit", dtype, table))
+        if error > _WORSE * possible + torch.finfo(dtype).eps:
+            raise OutOfRangeError(_too_small(error, possible, dtype, table))
         return Fitted(structure, params, error)
 
 
-def _found(table: Tensor, format: Format, budget: Budget, use: Use | None) -> tuple[Structure, dict[str, Tensor]]:
-    fit = format.fit(table, budget) if use is None else format.fit_to_use(table, budget, _checked(use, table))
-    return fit.structure, dict(fit.params)
+def _possible_error(table: Tensor, format: Format, budget: Budget, use: Use | None, fit: Fit) -> float:
+    """That of a fit before it is rounded; in float64, where nothing is wider, that of a table near size 1."""
+    if budget.dtype == torch.float64:
+        table = shifted(table.double(), -far_exponent(table))
+        fit = fitted(format, table, budget, use)
+    return relative_error(
+        table, fit.structure, {n: t.double() if t.is_floating_point() else t for n, t in fit.params.items()}
+    )
+
+
+def require_finite(rounded: Tensor, what: str, table: Tensor) -> Tensor:
+    """What a dtype holds of a finite table, or an error with the dtype's limit."""
+    if not all(bool(torch.isfinite(part).all()) for part in rounded.reshape(-1).split(_BLOCK)):
+        raise OutOfRangeError(_too_large(what, rounded.dtype, table))
+    return rounded
+
+
+def _too_large(what: str, dtype: torch.dtype, table: Tensor) -> str:
+    return (
+        f"{what} does not fit into {dtype}, whose numbers end at {torch.finfo(dtype).max:.3g}: the table's go up to "
+        f"{largest(table):.3g}; {_wider(dtype, 'divide')}."
+    )
+
+
+def _too_small(error: float, possible: float, dtype: torch.dtype, table: Tensor) -> str:
+    return (
+        f"rows of the fit lose digits in {dtype}, whose numbers have all of them from {torch.finfo(dtype).tiny:.3g} "
+        f"on: the table's go up to {largest(table):.3g}, and the relative error would be {error:.2g} where "
+        f"{possible:.2g} is possible; {_wider(dtype, 'multiply')}."
+    )
+
+
+def _wider(dtype: torch.dtype, verb: str) -> str:
+    return f"{'no dtype is wider:' if dtype == torch.float64 else 'give a wider dtype=, or'} {verb} the table"
 
 
 def _owned(tensor: Tensor, dtype: torch.dtype, table: Tensor) -> Tensor:
@@ -63,13 +103,16 @@ def _owned(tensor: Tensor, dtype: torch.dtype, table: Tensor) -> Tensor:
 
 
 def _checked(use: Use, table: Tensor) -> Use:
-    """Of this table's size, finite and on its device."""
+    """Of this table's size, possible and on its device."""
     rows, cols = table.shape
     for name, given, size in (("counts", use.counts, (rows,)), ("moment", use.moment, (cols, cols))):
         if given is not None and (tuple(given.shape) != size or not bool(torch.isfinite(given).all())):
             raise ValueError(
                 f"{name} of a table of {rows} x {cols} must be finite, of shape {size}, got {given.shape}."
             )
+    if use.counts is not None and not (float(use.counts.amin()) >= 0 and float(use.counts.amax()) <= _MOST_SEEN):
+        least, most = (float(end) for end in use.counts.aminmax())
+        raise ValueError(f"counts go from {least:g} to {most:g}: rows are looked up 0 to 2**63 times.")
     return Use(*(None if t is None else t.detach().to(table.device) for t in (use.counts, use.moment)))
 
 
@@ -97,11 +140,13 @@ def check_table(table: Tensor) -> Tensor:
 
 def relative_error(table: Tensor, structure: Structure, params: Params) -> float:
     """``||W - fit||_F / ||W||_F`` in float64, a block of rows at a time."""
-    norm = frobenius(table)
+    exponent = far_exponent(table)
     height = max(1, _BLOCK // table.shape[1])
-    squares = 0.0
+    distances, norms = [], []
     for start in track(range(0, table.shape[0], height), "measuring the fit"):
-        block = table[start : start + height].double()
+        block = shifted(table[start : start + height].double(), -exponent)
         index = torch.arange(start, start + block.shape[0], device=table.device)
-        squares += float((block - structure.lookup(params, index, "auto").double()).square().sum())
-    return math.sqrt(squares) / (norm or 1.0)
+        made = shifted(structure.lookup(params, index, "auto").double(), -exponent)
+        distances.append(float(torch.linalg.vector_norm(block - made)))
+        norms.append(float(torch.linalg.vector_norm(block)))
+    return math.hypot(*distances) / (math.hypot(*norms) or 1.0)

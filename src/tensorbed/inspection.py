@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from tensorbed.checksums import Checksums
 from tensorbed.contents import FORMAT, opened
+from tensorbed.decompose.powers import far_exponent, frobenius, shifted
 from tensorbed.files import described_in, layers_in
 from tensorbed.finding import MIN_ROWS, declared_heads
 from tensorbed.nn.head import Head
@@ -182,7 +183,7 @@ def _of_layer(name: str, layer: StructuredTable, tied: bool = False) -> Inspecte
         numbers=layer._stored_numbers,
         bytes=layer._stored_bytes,
         ratio=layer.compression_ratio,
-        std=float(rows.double().square().mean().sqrt()),
+        std=frobenius(rows) / max(1, rows.numel()) ** 0.5,
         spectrum=_spectrum(rows) if finite else (),
         finite=finite,
     )
@@ -206,7 +207,7 @@ def _of_dense(name: str, module: nn.Module, tied: bool) -> Inspected:
         numbers=weight.numel(),
         bytes=weight.numel() * weight.element_size(),
         ratio=1.0,
-        std=float(rows.double().square().mean().sqrt()),
+        std=frobenius(rows) / max(1, rows.numel()) ** 0.5,
         spectrum=_spectrum(rows) if finite else (),
         possible=tuple(possible),
         finite=finite,
@@ -221,16 +222,17 @@ def _is_finite(tensor: Tensor) -> bool:
 def _spectrum(rows: Tensor) -> tuple[float, ...]:
     if not _is_finite(rows):  # of finite numbers that are large
         return ()
-    values = torch.linalg.svdvals(rows.double())
+    wide = rows.double()
+    values = torch.linalg.svdvals(shifted(wide, -far_exponent(wide)))
     top = float(values[0]) if len(values) else 0.0
-    places = torch.linspace(0, len(values) - 1, min(_WIDTH, len(values))).round().long()
+    places = torch.linspace(0, len(values) - 1, min(_WIDTH, len(values)), device=values.device).round().long()
     return tuple(float(v) / top if top else 0.0 for v in values[places])
 
 
 def _picked(count: int) -> Tensor:  # -> (n,)
     if count <= _ROWS:
-        return torch.arange(count)
-    return torch.randperm(count, generator=torch.Generator().manual_seed(0))[:_ROWS]
+        return torch.arange(count, device="cpu")
+    return torch.randperm(count, generator=torch.Generator("cpu").manual_seed(0), device="cpu")[:_ROWS]
 
 
 @torch.no_grad()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from tensorbed.checks import naming, require_bool, require_int, require_number, require_positive
 from tensorbed.finding import MIN_ROWS, Weight, found_tables
 from tensorbed.fitting import check_table, fit_table
-from tensorbed.nn.table import check_format
+from tensorbed.nn.options import check_format
 from tensorbed.plans import Option, Plan
 from tensorbed.progress import about, track
 from tensorbed.structures import Format, Structure
 from tensorbed.structures.dense import Dense
-from tensorbed.structures.formats import Budget, OutOfReachError
+from tensorbed.structures.formats import Budget, OutOfRangeError, OutOfReachError
 from tensorbed.structures.hot_rows import HotRows
 from tensorbed.structures.low_rank import LowRank
 from tensorbed.structures.product_quantized import ProductQuantized
@@ -31,6 +31,8 @@ PRETRAINED: tuple[Format, ...] = (
     QuantizedRows(bits=4, group=16),
     QuantizedRows(bits=4, group=32),
     HotRows(),
+    HotRows(share=0.25),
+    HotRows(share=0.5),
     *(ProductQuantized(ratio=ratio) for ratio in (6, 7, 10, 14, 25)),
     *(LowRank(ratio=ratio) for ratio in (2, 4, 8, 16, 32)),
     *(TensorTrain(ratio=ratio) for ratio in (4, 16, 64)),
@@ -55,6 +57,7 @@ def plan(
     skip: Sequence[str] = (),
     tied: str = "keep",
     include_heads: bool = True,
+    careful: bool = True,
 ) -> Plan:
     """Choose a format for every table so that all together keep a budget; ``ValueError`` where none does.
 
@@ -67,6 +70,10 @@ def plan(
     the same, to a thousandth, it is the one that saves the most bytes, then that of the table whose name is first in
     the alphabet; the order of the tables in the model does not matter.
 
+    A vocabulary head is more sensitive than its error says: one of a language model may have a quarter of another's
+    error and ruin its predictions all the same. Tables that score therefore take formats that are known to suit heads,
+    8 bits and hot rows, unless ``formats`` are given or it is not ``careful``.
+
     Errors are those of fits to a part of a large table, mostly within a hundredth of what the whole will have: to 8,192
     rows, drawn at random and kept in their order; for low rank to 16,384 and the rank that the table would have, which
     is a little too near where a table is wide; for tensor trains to as many and the table's ratio; for product
@@ -75,10 +82,12 @@ def plan(
     Args:
         model: or sizes by name, ``{"wte": (50257, 768)}``.
         budget: bytes of all tables together, ``"20MB"``; or ``ratio``, their dense bytes over that.
-        formats: those to weigh, in place of the usual ones; one that does not suit a table is left out for it.
+        formats: those to weigh, in place of the usual ones; one that does not suit a table, or whose numbers the
+            table's dtype cannot hold, is left out for it.
         min_rows: smaller tables of a model stay dense and are not counted.
         skip: patterns of names in it to leave alone, not counted either.
         tied, include_heads: as :func:`tensorbed.compress_` will be given them; what it unties is counted each.
+        careful: ``False`` weighs all formats for heads too, for tables that are fitted with ``calibrate=`` or trained.
 
     Example::
 
@@ -87,38 +96,82 @@ def plan(
     if purpose not in ("pretrained", "train"):
         raise ValueError(f'purpose={purpose!r}: choose "pretrained" or "train".')
     require_bool(include_heads, "include_heads")
+    require_bool(careful, "careful")
     if formats is not None:
         _check_formats(formats)
     same_rows_as: dict[str, str] = {}
+    heads: set[str] = set()
     if isinstance(model, nn.Module):
         weights = _weights(model, min_rows, skip, tied, include_heads)
         tables = _tables(weights, tied)
         whole = sum(weight.tensor.nbytes for weight in weights)
         same_rows_as = {weight.name: weight.same_rows_as for weight in weights if weight.same_rows_as is not None}
+        heads = {name for weight in weights for name in weight.places if name in tables and weight.scores(name, tied)}
     else:
         tables = _empty(model)
         whole = sum(table.nbytes for table, _ in tables.values())
     allowed = _allowed(budget, ratio, whole)
     measured = purpose == "pretrained" and not any(table.is_meta for table, _ in tables.values())
-    usual = PRETRAINED if measured else tuple(TensorTrain(ratio=r) for r in _TRAINED)
+    weighed = tuple(formats or (_pretrained(whole / allowed) if measured else _trained(whole / allowed)))
+    careful = careful and measured and formats is None
     bound: dict[str, _Bound] = {}
     for name, (table, reserved) in tables.items():
         with naming(name):
-            bound[name] = _bound(table, reserved, formats or usual)
-    least = sum(min([table.nbytes, *(one.bytes for one, _ in bound[name])]) for name, (table, _) in tables.items())
-    if least > allowed:
-        raise ValueError(
-            f"{allowed:,.0f} bytes for all tables: with the formats weighed they take {least:,} at the least, a ratio "
-            f"of {whole / least:.4g}; ask for no less, or give formats= that are smaller."
-        )
+            bound[name] = _bound(table, reserved, weighed)
+    _require_reach(tables, bound, allowed, whole)
+    if careful and heads:
+        bound |= {name: [(o, s) for o, s in bound[name] if o.format.suits_heads] for name in heads}
+        if (least := _least(tables, bound)) > allowed:
+            raise SpoilsHeadsError(_out_of_reach(allowed, least, whole), heads)
     if measured:
-        bound = _measured(tables, bound)
+        bound, refusals = _measured(tables, bound)
+        _require_reach(tables, bound, allowed, whole, refusals)
     options = {
         name: (Option(Dense(), table.nbytes, 1.0, 0.0 if measured else None), *(option for option, _ in bound[name]))
         for name, (table, _) in tables.items()
     }
     sizes = {name: (int(table.shape[0]), int(table.shape[1])) for name, (table, _) in tables.items()}
     return Plan(sizes, _chosen(options, allowed), options, allowed, whole, same_rows_as)
+
+
+def _pretrained(ratio: float) -> tuple[Format, ...]:
+    return (*PRETRAINED, ProductQuantized(ratio=ratio)) if ratio > 1 else PRETRAINED
+
+
+def _trained(ratio: float) -> tuple[Format, ...]:
+    """Trains of the ratio asked for, and smaller ones where some tables cannot be that small."""
+    return tuple(TensorTrain(ratio=r) for r in sorted({*_TRAINED, max(1.0, ratio)}))
+
+
+class SpoilsHeadsError(ValueError):
+    """A budget that only formats keep which spoil a vocabulary head."""
+
+    def __init__(self, reach: str, heads: Collection[str]) -> None:
+        self.reach = reach
+        self.heads = f"Smaller formats spoil the scores of a vocabulary head: {', '.join(sorted(heads))}."
+        super().__init__(
+            f"{reach} {self.heads} careful=False weighs them all the same, for tables that are fitted with calibrate= "
+            "or trained afterwards."
+        )
+
+
+def _least(tables: _Tables, bound: Mapping[str, _Bound]) -> int:
+    return sum(min([table.nbytes, *(one.bytes for one, _ in bound[name])]) for name, (table, _) in tables.items())
+
+
+def _out_of_reach(allowed: float, least: int, whole: int) -> str:
+    return (
+        f"{allowed:,.0f} bytes for all tables: with the formats weighed they take {least:,} at the least, a ratio of "
+        f"{whole / least:.4g}."
+    )
+
+
+def _require_reach(
+    tables: _Tables, bound: Mapping[str, _Bound], allowed: float, whole: int, refusals: Sequence[str] = ()
+) -> None:
+    if (least := _least(tables, bound)) > allowed:
+        advice = "Ask for no less, or give formats= that are smaller."
+        raise ValueError(" ".join([_out_of_reach(allowed, least, whole), advice, *refusals[:1]]))
 
 
 def _check_formats(formats: object) -> None:
@@ -209,7 +262,8 @@ def _bound(table: Tensor, reserved: int, formats: Sequence[Format]) -> _Bound:
     """The formats that a table can have, with what it takes then; none where it is too small for each of them."""
     rows, cols = table.shape
     budget = Budget(rows, cols, table.dtype, reserved)
-    found, unsuited = [], []
+    found: _Bound = []
+    unsuited = []
     for format in formats:
         try:
             structure = format.bind(budget)
@@ -218,6 +272,9 @@ def _bound(table: Tensor, reserved: int, formats: Sequence[Format]) -> _Bound:
         except ValueError as error:
             unsuited.append(error)
             continue
+        sized = format.sized_as(structure)
+        if any(sized == option.format.sized_as(other) for option, other in found):
+            continue  # what two ratios have in common is weighed once
         size = structure.bytes(table.dtype) + reserved
         found.append((Option(format, size, budget.ratio(structure), None), structure))
     if unsuited and not found:
@@ -225,23 +282,26 @@ def _bound(table: Tensor, reserved: int, formats: Sequence[Format]) -> _Bound:
     return found
 
 
-def _measured(tables: _Tables, bound: Mapping[str, _Bound]) -> dict[str, _Bound]:
-    """The same with the errors of fits to samples, what two formats have in common once."""
+def _measured(tables: _Tables, bound: Mapping[str, _Bound]) -> tuple[dict[str, _Bound], list[str]]:
+    """The same with the errors of fits to samples.
+
+    Formats whose numbers a table's dtype cannot hold are left out for it, and why is told.
+    """
     for name, (table, _) in tables.items():
         with naming(name):
             check_table(table)
     measured: dict[str, _Bound] = {name: [] for name in tables}
-    known: dict[str, list[tuple[Format, float]]] = {name: [] for name in tables}
+    refusals = []
     steps = [(name, option, structure) for name, options in bound.items() for option, structure in options]
     for name, option, structure in track(steps, "measuring formats"):
-        sized = option.format.sized_as(structure)
-        error = next((error for other, error in known[name] if other == sized), None)
-        if error is None:
+        try:
             with naming(name), about(name):
                 error = fit_table(*option.format.sample(tables[name][0], structure)).error
-            known[name].append((sized, error))
-        measured[name].append((replace(option, error=error), structure))
-    return measured
+        except OutOfRangeError as refusal:
+            refusals.append(f"{option.format!r} is none of them: {refusal}")
+        else:
+            measured[name].append((replace(option, error=error), structure))
+    return measured, refusals
 
 
 def _chosen(options: Mapping[str, tuple[Option, ...]], allowed: float) -> dict[str, Option]:

@@ -11,6 +11,8 @@ from tensorbed.structures import Format
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.explanation import aligned
 
+_NEAR = 0.9  # of the bytes allowed: a plan that takes less says what else there was
+
 
 @dataclass(frozen=True)
 class Option:
@@ -60,7 +62,16 @@ class Plan(Mapping[str, Format | None]):
     @property
     def notes(self) -> list[str]:
         """What was decided without being told."""
-        return [note_on_size(name, self.sizes[name][0], table) for name, table in self.same_rows_as.items()]
+        notes = [note_on_size(name, self.sizes[name][0], table) for name, table in self.same_rows_as.items()]
+        larger = [self.bytes - one.bytes + o.bytes for name, one in self.chosen.items() for o in self.options[name]]
+        larger = [size for size in larger if size > self.allowed]
+        if larger and self.bytes < _NEAR * self.allowed:
+            asked, above, taken = (self.dense / size for size in (self.allowed, min(larger), self.bytes))
+            notes.append(
+                f"{asked:.4g} times smaller was asked for; the formats weighed make the tables {above:.3g} or "
+                f"{taken:.3g} times smaller, and nothing between: {taken:.3g} was taken."
+            )
+        return notes
 
     def frontier(self) -> Frontier:
         """Ratio against error of every format weighed; ``.figure()`` draws it."""
@@ -102,7 +113,7 @@ class Frontier:
         try:
             from matplotlib.figure import Figure
         except ImportError as error:
-            raise ImportError('drawing needs matplotlib: pip install "tensorbed[figures]".') from error
+            raise ImportError("drawing needs matplotlib: pip install matplotlib") from error
         figure = Figure(figsize=(5.5 * max(1, len(self.options)), 4), layout="constrained")
         panels = figure.subplots(1, max(1, len(self.options)), squeeze=False)[0]
         for axes, (name, options) in zip(panels, self.options.items(), strict=False):

@@ -21,6 +21,7 @@ import torch
 T = TypeVar("T")
 R = TypeVar("R")
 
+_SERIAL = 2**15  # numbers below which torch uses one thread anyway
 _PROBED = 2**18  # numbers that an operation is tried on: small enough to be over before the other thread is waited for
 _ALONE = 64  # tries by one thread
 _SECONDS = 0.03  # for tries by all threads: several turns of the system's scheduler
@@ -32,7 +33,7 @@ _allowed: ContextVar[int | None] = ContextVar("_allowed", default=None)
 def one_thread_if_crowded(size: int) -> Iterator[None]:
     """Work on that many numbers by one thread where other processes hold the cores, else by all."""
     threads = torch.get_num_threads()
-    if size <= _PROBED or threads == 1 or not crowded():
+    if size < _SERIAL or threads == 1 or not crowded():
         yield
         return
     torch.set_num_threads(1)

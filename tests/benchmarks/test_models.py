@@ -3,8 +3,10 @@
 import gzip
 import importlib.util
 import json
+import re
 
 import pytest
+from matplotlib.text import Text
 
 import tensorbed as tb
 from benchmarks import models_page
@@ -46,14 +48,55 @@ def written(folder, lines=LINES):
 
 def test_the_page_holds_every_row_and_what_it_says(tmp_path):
     page = written(tmp_path)
-    assert "| pq: parts=192 of 3 | 8 | 11.00 | 0.250 | 10.00 | 440.00 | 33.00 | +10.0% | 12 |" in page
-    assert "not to be had: too small" in page
+    assert "| pq | 11.00 | 33.00 | +10.0% | 0.250 | 10.00 | 440.00 | 8 | 12 | parts=192 of 3 |" in page
+    assert "Not to be had: int8 / int4 at ratio 16 (too small)." in page
     assert "x 66,667" in page
     assert "| 99 |" not in page
     assert "perplexity within 3%: ratio 7.05, hot rows, calibrated (30.60)" in page
     assert "perplexity within 10%: ratio 11.00, pq (33.00)" in page
     assert "mean cosine of at least 0.995: ratio 11.00, pq (0.9987)" in page
-    assert (tmp_path / "compression.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_is_compared_stands_in_the_first_columns_each_under_a_heading_of_its_own(tmp_path):
+    heads = [line for line in written(tmp_path).splitlines() if line.startswith("| format |")]
+    assert [head.strip("| ").split(" | ")[:4] for head in heads] == [
+        ["format", "ratio", "mean cosine", "worst cosine"],
+        ["format", "ratio", "perplexity", "over the base"],
+    ]
+    for head in heads:
+        names = head.strip("| ").split(" | ")
+        assert all(names)
+        assert len(set(names)) == len(names)
+
+
+def test_all_rows_of_a_table_have_its_columns(tmp_path):
+    rows = [line for line in written(tmp_path).splitlines() if line.startswith("|")]
+    assert {row.count("|") for row in rows} == {11}
+
+
+def test_what_is_seen_and_what_to_choose_stand_before_the_numbers(tmp_path):
+    page = written(tmp_path)
+    assert page.index("## What to choose") < page.index("## The formats") < page.index("## all-MiniLM-L6-v2")
+    for section in page.split("\n## ")[3:5]:
+        assert 0 < section.index("What is seen: the largest ratio with") < section.index("<img ")
+        assert section.index("<img ") < section.index("| float32 |")
+    assert "**pq**: `tb.ProductQuantized`" in page
+
+
+def test_every_model_has_its_picture_which_tells_what_is_not_in_it(tmp_path):
+    page = written(tmp_path)
+    pictures = re.findall(r'<img src="([^"]+)"', page)
+    assert pictures == ["compression_all-minilm-l6-v2.png", "compression_smollm2-135m-instruct.png"]
+    for name in pictures:
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+    assert "Beyond 10 times the base's perplexity, and so not in it: TT." in page
+
+
+def test_the_text_in_pictures_is_legible_on_a_phone():
+    figure = models_page.picture("SmolLM2-135M-Instruct", LINES[:3])
+    texts = [text for text in figure.findobj(Text) if text.get_text()]
+    shown = 350 / figure.get_size_inches()[0] / 72  # pixels a point, where a picture is 350 pixels wide
+    assert min(text.get_fontsize() for text in texts) * shown > 9
 
 
 def test_a_row_measured_again_takes_the_place_of_the_first(tmp_path):

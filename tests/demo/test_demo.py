@@ -19,7 +19,8 @@ import tensorbed as tb
 from demo.__main__ import FORMATS, main, run_all, written
 from demo.corpus import UNKNOWN, Corpus, choose_words, read_corpus, source_files, tokenize
 from demo.model import LanguageModel
-from demo.training import Lanes, Settings, pace, perplexity, take_step, train, windows
+from demo.page import Row, seen
+from demo.training import Lanes, Run, Settings, pace, perplexity, take_step, train, windows
 from tensorbed.structures.dense import DenseMatrix
 
 SOURCE = '''def area(width, height=1):
@@ -294,6 +295,14 @@ def test_page_shows_all_four_rows_and_stands_alone(small_run):
         sizes = (f"{told['parameters']:,}", f"{told['ratio']:,.1f}", f"{told['model_parameters']:,}")
         for text in (told["name"], told["format"], *sizes, f"{told['perplexity']:.1f}"):
             assert f">{text}<" in row
+    headings = re.findall(r"<th[^>]*>(.*?)</th>", re.search(r"<thead>(.*)</thead>", page).group(1))
+    assert headings[:3] == ["tables", "times smaller", "validation perplexity"]  # as far as a phone shows
+    full, *smaller = results["tables"]
+    said = re.search(r"<p>(With full tables .*?)</p>", page).group(1)
+    assert f"the perplexity at the end is {full['perplexity']:.1f}; lower is better." in said
+    for told in smaller:
+        assert f"{told['name']} {told['perplexity']:.1f} (tables {told['ratio']:,.1f} times smaller, " in said
+    assert page.index(said) < page.index("<table>")
     assert page.count("<svg") == 2
     assert "--steps 4 --vocab 60 --dim 8 --batch 4 --seed 7 --corpus sources" in page
     assert str(small_run[0].parent) not in page
@@ -304,6 +313,25 @@ def test_page_shows_all_four_rows_and_stands_alone(small_run):
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     assert set(re.findall(r'(?:url\(#|href="#)([^")]+)', page)) <= set(ids)
+
+
+def test_what_is_seen_tells_chance_from_difference():
+    def row(name, perplexity):
+        return Row(name, "", "", 1000, 51.5, 2000, Run([(1, perplexity)], 1.0))
+
+    assert seen([row("full", 100.0), row("worse", 110.0), row("level", 98.0)]) == (
+        "With full tables the perplexity at the end is 100.0; lower is better. With compressed ones it is: "
+        "worse 110.0 (tables 51.5 times smaller, 10.0% higher); "
+        "level 98.0 (tables 51.5 times smaller, 2.0% lower, which may be chance)."
+    )
+
+
+def test_the_text_in_pictures_is_legible_on_a_phone(small_run):
+    shown = 390 - 2 * 16 - 2 * 9  # pixels across, less what the page and its figures keep at the sides
+    for picture in re.findall(r"<svg.*?</svg>", (small_run[0] / "demo.html").read_text(), re.DOTALL):
+        width = float(re.search(r'viewBox="0 0 ([\d.]+) ', picture).group(1))
+        sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", picture)]
+        assert min(sizes) * shown / width > 9
 
 
 def test_output_without_a_terminal_has_a_line_per_validation_the_table_and_the_path(small_run):

@@ -183,7 +183,7 @@ def test_an_original_out_of_reach_is_named_with_another_way(monkeypatch):
 
 def test_without_datasets_the_way_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ExperimentError, match=r"pip install 'tensorbed\[experiments\]'.*--data"):
+    with pytest.raises(ExperimentError, match=r"pip install '\.\[experiments\]'.*--data"):
         load(SST, None)
 
 

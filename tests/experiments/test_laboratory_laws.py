@@ -56,7 +56,7 @@ def test_accelerate_launch_that_starts_one_process_of_several_is_an_error(monkey
 
 def test_tensorboard_is_asked_for_by_name(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ExperimentError, match=r"--tensorboard needs .* pip install 'tensorbed\[experiments\]'"):
+    with pytest.raises(ExperimentError, match=r"--tensorboard needs .* pip install '\.\[experiments\]'"):
         Watch("run", 3, logs=tmp_path)
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -271,6 +272,14 @@ def test_folders_that_are_no_models(tmp_path, command):
     assert "have no embeddings.word_embeddings.weight, the table of the model" in said("whole")
 
 
+def test_reading_gguf_without_its_package_says_what_to_install(tmp_path, monkeypatch):
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "one.gguf").touch()
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    line = refused("compress", tmp_path / "source", tmp_path / "out")
+    assert line == 'tensorbed: one.gguf is read by the package gguf: pip install "gguf>=0.17"'
+
+
 def test_a_gguf_is_taken_where_it_is_alone(made, tmp_path):
     (tmp_path / "one.gguf").touch()
     assert folders.opened(tmp_path).gguf == "one.gguf"
@@ -323,7 +332,9 @@ def test_as_a_user_runs_it(made, tmp_path):
     code = "import sys; sys.modules['transformers'] = None; from tensorbed.__main__ import main; main()"
     missing = python("-c", code, "inspect", made / "bert")
     assert missing.returncode == 1
-    assert missing.stderr == ('tensorbed: folders of models need transformers: pip install "tensorbed[transformers]"\n')
+    assert missing.stderr == (
+        'tensorbed: folders of models need transformers: pip install "transformers>=5.20" "accelerate>=1.10"\n'
+    )
     result = python("-m", "tensorbed", "compress", made / "bert", out, "--format", "int8", *SMALL, "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["out"] == str(out)

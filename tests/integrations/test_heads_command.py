@@ -99,14 +99,28 @@ def test_tables_that_are_heads_are_told(made, tmp_path):
     assert notes(made / "llama", next(outs), "--format", "hot", *texts) == []
     assert notes(made / "llama", next(outs), "--format", "int8") == []  # near enough for any head
     assert notes(made / "bert", next(outs), "--format", "int4") == []
-    (said,) = notes(made / "llama", next(outs), "--ratio", "3.5", "--format", "auto")
-    assert "chosen by that error alone" in said
-    assert "--format hot, 3.3 times smaller" in said
+    (said,) = notes(made / "llama", next(outs), "--format", "lr", "--ratio", "4")
+    assert "LowRank(ratio=4.0) may cost it more predictions than its fit error says" in said
+    assert "--format hot --calibrate FILE" in said
+
+
+def test_a_head_is_not_spoilt_unless_somebody_says_so(made, tmp_path):
+    out, asked = tmp_path / "x", ("--ratio", "12", *SMALL)
+    said = refused("compress", made / "llama", out, *asked)
+    assert "Smaller formats spoil the scores of a vocabulary head: model.embed_tokens." in said
+    assert "--calibrate FILE" in said
+    assert "--yes" in said
+    assert "careful" not in said
+    assert not out.exists()
+    run("compress", made / "llama", out, *asked, "--yes")
+    run("compress", made / "llama", tmp_path / "y", *asked, "--calibrate", made / "texts.txt")
+    run("compress", made / "bert", tmp_path / "z", *asked)
 
 
 def test_plans_tell_it_too(made):
-    said = run("plan", made / "llama", "--ratio", "3.5", *SMALL)
+    said = run("plan", made / "llama", "--ratio", "12", *SMALL)
     assert "note: model.embed_tokens is used as a vocabulary head" in said
-    assert "--format hot, 3.3 times smaller" in said
-    assert json.loads(run("plan", made / "llama", "--ratio", "1.5", *SMALL, "--json"))["notes"] == []
-    assert json.loads(run("plan", made / "bert", "--ratio", "3", *SMALL, "--json"))["notes"] == []
+    assert "may cost it more predictions" in said
+    for model, ratio in (("llama", "1.5"), ("bert", "3")):
+        said = run("plan", made / model, "--ratio", ratio, *SMALL)
+        assert "head" not in said

@@ -4,10 +4,13 @@ import json
 import os
 import resource
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 from commands import SMALL, invoke, refused, run
 from model_folders import make_bert
+from rights import without_rights
 
 from tensorbed.integrations.transformers import folders
 
@@ -99,6 +102,26 @@ def test_weights_that_a_config_names_lie_below_its_folder(root):
     for path in ("../victim/model.safetensors", "sub/../../victim/model.safetensors"):
         file.write_text(json.dumps({**json.loads(file.read_text()), "transformers_weights": path}))
         assert f"config.json names {path!r}" in refused("inspect", root / "hostile")
+
+
+@pytest.mark.parametrize("kind", [list, dict.fromkeys], ids=["list", "dict"])
+def test_weights_that_a_config_for_some_version_names_lie_below_its_folder(root, kind):
+    """transformers takes the config for its version from those that config.json names."""
+    hostile, victim = root / "hostile", root / "victim" / "model.safetensors"
+    config = json.loads((hostile / "config.json").read_text())
+    (hostile / "config.json").write_text(json.dumps({**config, "configuration_files": kind(["config.4.0.0.json"])}))
+    (hostile / "sub").mkdir()
+    (hostile / "sub" / "x.safetensors.index.json").write_text('{"weight_map": {"a": "../victim/model.safetensors"}}')
+    (hostile / "sub" / "link.safetensors").symlink_to(victim)
+    for weights, said in (
+        ("sub/x.safetensors.index.json", "sub/x.safetensors.index.json names '../victim/model.safetensors'"),
+        ("sub/link.safetensors", "config.4.0.0.json names 'sub/link.safetensors'"),
+    ):
+        (hostile / "config.4.0.0.json").write_text(json.dumps({**config, "transformers_weights": weights}))
+        assert said in refused("inspect", hostile)
+        assert said in refused("compress", hostile, root / "out", *INT8)
+    (hostile / "config.json").write_text(json.dumps({**config, "configuration_files": kind(["../victim/config.json"])}))
+    assert "config.json names '../victim/config.json'" in refused("inspect", hostile)
 
 
 def test_an_adapter_brings_no_other_model(root):
@@ -286,6 +309,21 @@ def test_a_full_disk_is_told_in_a_line(models, tmp_path, file):
     assert "File too large" in said
     assert "out" in said
     assert set(os.listdir(tmp_path)) <= {"bert"}
+
+
+@pytest.mark.parametrize("model", ["bert", "small"])
+def test_weights_that_may_not_be_read_are_not_called_missing(models, model):
+    """As safetensors calls them."""
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root) / model
+        shutil.copytree(models / model, folder)
+        for path in (Path(root), *folder.rglob("*")):
+            path.chmod(0o711 if path.is_dir() else 0o644)
+        folder.chmod(0o755)
+        (folder / "model.safetensors").chmod(0)
+        with without_rights():
+            said = refused("inspect", folder)
+        assert f"{folder / 'model.safetensors'} may not be read (Permission denied); change its permissions" in said
 
 
 def test_what_a_folder_says_is_shown_without_control_characters(root):

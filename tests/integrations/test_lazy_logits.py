@@ -281,6 +281,18 @@ def backward_into_logits_alone(logits):
 
 
 @program
+def a_gradient_that_is_set(logits):
+    flat = logits.view(-1, CLASSES)
+    for one in (logits, flat):
+        one.grad = torch.ones_like(one)
+    alone = logits.grad.clone()
+    flat.retain_grad()
+    loss = F.cross_entropy(flat, TARGET.view(-1))
+    loss.backward(retain_graph=True)
+    return loss, alone, logits.grad.clone(), flat.grad.clone()
+
+
+@program
 def a_hook_before_the_loss(logits):
     logits.register_hook(lambda grad: grad * 2)
     return entropy(logits)

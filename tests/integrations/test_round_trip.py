@@ -46,6 +46,13 @@ def test_formats(format, tied, tmp_path):
     assert (getattr(embedding, first) is getattr(head, first)) is tied
 
 
+def test_a_folder_is_whole_whatever_the_default_device(tmp_path):
+    model = compressed("llama", "product_quantized")
+    with torch.device("meta"):
+        model.save_pretrained(tmp_path)
+    assert torch.equal(logits(type(model).from_pretrained(tmp_path)), logits(model))
+
+
 @pytest.mark.parametrize("name", ["llama", "bert", "t5", "gpt2"])
 @pytest.mark.parametrize("format", ["tensor_train", "product_quantized"])
 def test_base_and_task_load_each_other(name, format, tmp_path):

@@ -605,3 +605,52 @@ def test_a_file_with_the_heads_names_alone_loads_both():
         model.load_state_dict(state, strict=False, assign=assign)
         assert torch.equal(embedding.weight, source.embedding.weight)
         assert all(a is b for a, b in zip(embedding.parameters(), head.parameters(), strict=True))
+
+
+def both_ends():
+    """Of a model: dense ones, and layers of this library."""
+    embedding, head = tb.embedding_and_head(300, 12, tb.TensorTrain(rank=3))
+    bag = tb.EmbeddingBag.from_pretrained(torch.randn(300, 12), tb.QuantizedRows(bits=8))
+    dense = {"dense table": nn.Embedding(300, 12), "dense head": nn.Linear(12, 300)}
+    return {**dense, "table": embedding, "bag": bag, "head": head}
+
+
+ASSIGNED = {
+    "as it is": lambda module, weight: setattr(module, "weight", weight),
+    "its data": lambda module, weight: setattr(module, "weight", weight.data),
+    "registered": lambda module, weight: module.register_parameter("weight", weight),
+    "as a parameter": lambda module, weight: setattr(module, "weight", nn.Parameter(weight)),
+}
+
+
+@pytest.mark.parametrize("source", ["table", "bag", "head"])
+@pytest.mark.parametrize("target", both_ends())
+@pytest.mark.parametrize("way", ASSIGNED)
+def test_tying_by_assignment_is_answered_with_the_way_to_tie(source, target, way):
+    ends = both_ends()
+    module = ends[target]
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises((AttributeError, TypeError, RuntimeError), match=r"tb\.Head\.tied_to\(embedding\)") as refused:
+        ASSIGNED[way](module, ends[source].weight)
+    ours = ends[source] if target.startswith("dense") or way == "as a parameter" else module
+    assert f"weight of {type(ours).__name__} is made from {next(iter(ours.params()))}" in str(refused.value)
+    assert before.keys() == module.state_dict().keys()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+
+
+@pytest.mark.parametrize("target", ["table", "bag", "head"])
+@pytest.mark.parametrize("source", ["dense table", "dense head"])
+def test_a_dense_weight_is_not_assigned_but_fitted(target, source):
+    ends = both_ends()
+    module = ends[target]
+    match = rf"cannot be set.*tb\.Head\.tied_to.*{type(module).__name__}\.from_pretrained"
+    for value in (ends[source].weight, ends[source].weight.detach(), None):
+        with pytest.raises(AttributeError, match=match):
+            module.weight = value
+    assert "weight" not in module.state_dict()
+
+
+def test_the_type_of_a_weight_is_told_everywhere_else():
+    weight = both_ends()["table"].weight
+    assert weight.type() == weight.data.type() == torch.typename(weight) == "torch.FloatTensor"
+    assert weight.type(torch.float64).dtype == torch.float64

@@ -164,8 +164,8 @@ class Product(Coded):
     def gradient(self, index: Tensor, grad: Tensor) -> Tensor:
         parts, words, width = self.floats.shape
         wide = grad.to(torch.promote_types(grad.dtype, torch.float32)).reshape(-1, width)
-        places = self.codes.index_select(0, index).long() + torch.arange(parts) * words
-        total = torch.zeros(parts * words, width, dtype=wide.dtype).index_add_(0, places.reshape(-1), wide)
+        places = self.codes.index_select(0, index).long() + torch.arange(parts, device=index.device) * words
+        total = wide.new_zeros(parts * words, width).index_add_(0, places.reshape(-1), wide)
         return total.view_as(self.floats).to(self.floats.dtype)
 
 

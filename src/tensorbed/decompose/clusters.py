@@ -30,8 +30,9 @@ def k_means(
     if workers is None:
         with Workers() as own:
             return k_means(points, count, sweeps, seed, weight, own)
-    generator = torch.Generator().manual_seed(seed)
-    mixed = torch.randperm(points.shape[0], generator=generator).to(points.device)
+    # Drawn on the CPU, whatever the default device: the same centres everywhere.
+    generator = torch.Generator("cpu").manual_seed(seed)
+    mixed = torch.randperm(points.shape[0], generator=generator, device="cpu").to(points.device)
     centres = _far_apart(points[mixed[: _AMONG * count]], count, generator)
     some = mixed[: _SAMPLE * count]
     if len(some) < len(mixed):
@@ -94,7 +95,7 @@ def _far_apart(some: Tensor, count: int, generator: torch.Generator) -> Tensor: 
     centres = torch.empty(count, some.shape[1], dtype=some.dtype, device=some.device)
     centres[0] = some[0]
     distance = (some - some[0]).square().sum(1)
-    drawn = torch.rand(count, generator=generator).tolist()
+    drawn = torch.rand(count, generator=generator, device="cpu").tolist()
     for k in range(1, count):
         total = distance.cumsum(0)
         place = torch.searchsorted(total, total[-1] * drawn[k]).clamp_max(some.shape[0] - 1)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tensorbed.decompose.powers import frobenius
 from tensorbed.decompose.truncate import truncate
 
 
@@ -110,10 +111,3 @@ def split_core(core: Tensor, i: int, j: int) -> Tensor:
     """A core over ``n_k = I_k J_k`` as it is stored: ``(R, I J, R') -> (I, R, J, R')``."""
     left, _, right = core.shape
     return core.reshape(left, i, j, right).transpose(0, 1).contiguous()
-
-
-def frobenius(table: Tensor) -> float:
-    """Norm in float64, whatever the dtype, without a copy of the whole in it."""
-    flat = table.detach().reshape(-1)
-    parts = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in flat.split(2**22)]
-    return float(torch.linalg.vector_norm(torch.stack(parts))) if parts else 0.0

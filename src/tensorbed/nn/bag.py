@@ -12,9 +12,10 @@ from tensorbed.contraction.bags import can_trace, chain_bags
 from tensorbed.contraction.compiled import Table, compute
 from tensorbed.dispatch import checked_indices, clamped_for_export, full_precision, is_plain, is_traced, is_transformed
 from tensorbed.functional import compiled_table, explain, lookup
-from tensorbed.nn.table import StructuredTable, TableOptions
+from tensorbed.nn.options import TableOptions, options_shown
+from tensorbed.nn.table import StructuredTable
 from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency, scale_gradient
-from tensorbed.structures import Explanation, Format, Use
+from tensorbed.structures import Explanation, Format, Params, Use
 
 
 class EmbeddingBag(StructuredTable):
@@ -39,6 +40,7 @@ class EmbeddingBag(StructuredTable):
         torch.Size([2, 64])
     """
 
+    @options_shown
     def __init__(
         self,
         num_embeddings: int,
@@ -57,6 +59,7 @@ class EmbeddingBag(StructuredTable):
         self.mode, self.include_last_offset = mode, include_last_offset
 
     @classmethod
+    @options_shown
     def from_pretrained(
         cls,
         table: Tensor,
@@ -156,10 +159,14 @@ class EmbeddingBag(StructuredTable):
         return chain_bags(*found, index.long(), bags.bounds(), weights, self.mode == "mean", padding)
 
     def _pool_rows(self, bags: Bags) -> Tensor:
-        rows = lookup(self.structure, self.params(), bags.index, impl=self.impl)
+        params: Params = self.params()
+        plainly = self.impl == "reference" or torch.compiler.is_exporting()
+        if plainly and self.structure.as_chain(params) is not None:
+            params = self.structure.widened(params)  # in half precision bags are rounded once, as the kernels do it
+        rows = lookup(self.structure, params, bags.index, impl=self.impl)
         if self.scale_grad_by_freq:
             rows = scale_by_frequency(rows, bags.index)
-        return pool_rows(rows, bags, self.mode, self.padding_idx)
+        return pool_rows(rows, bags, self.mode, self.padding_idx).to(self._dtype)
 
     def _pool_unique(self, bags: Bags) -> Tensor:
         unique, inverse, times = torch.unique(bags.index, return_inverse=True, return_counts=True)

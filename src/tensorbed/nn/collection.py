@@ -16,7 +16,7 @@ from tensorbed.dispatch import checked_indices, full_precision, is_plain
 from tensorbed.indexing import check_range
 from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.embedding import Embedding
-from tensorbed.nn.table import check_format
+from tensorbed.nn.options import check_format
 from tensorbed.pooling import Bags
 from tensorbed.structures import Explanations, Format
 from tensorbed.structures.dense import Dense

@@ -15,7 +15,8 @@ from tensorbed.functional import check_impl
 from tensorbed.nn.bag import EmbeddingBag, check_mode
 from tensorbed.nn.embedding import Embedding, ScaledEmbedding
 from tensorbed.nn.head import Head
-from tensorbed.nn.table import StructuredTable, check_options
+from tensorbed.nn.options import check_options
+from tensorbed.nn.table import StructuredTable
 from tensorbed.printable import shortened
 from tensorbed.structures import Structure
 from tensorbed.structures.registry import read, registered

@@ -10,7 +10,8 @@ from torch import Tensor
 from tensorbed.contraction.compiled import compute
 from tensorbed.dispatch import clamped_for_export
 from tensorbed.functional import compiled_table, explain, lookup, shaped_like
-from tensorbed.nn.table import StructuredTable, TableOptions
+from tensorbed.nn.options import TableOptions, options_shown
+from tensorbed.nn.table import StructuredTable
 from tensorbed.pooling import scale_by_frequency
 from tensorbed.structures import Explanation, Format, Use
 
@@ -71,6 +72,7 @@ class Embedding(StructuredTable):
         return explain(self.structure, index, impl=self.impl)
 
     @classmethod
+    @options_shown
     def from_pretrained(
         cls,
         table: Tensor,

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from tensorbed.checks import require_bool, require_positive
 from tensorbed.nn.embedding import Embedding
-from tensorbed.nn.table import StructuredTable, TableOptions
+from tensorbed.nn.options import TableOptions
+from tensorbed.nn.table import StructuredTable
 from tensorbed.structures import Format, Use
 from tensorbed.vocabulary.calls import check_impl, logits_of, loss_of, sample_of, topk_of
 from tensorbed.vocabulary.choices import TopK

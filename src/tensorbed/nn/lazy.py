@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ _ANSWERED: frozenset[Callable[..., Any]] = frozenset(
     [getattr(Tensor, name).__get__ for name in _PROPERTIES] + [getattr(Tensor, name) for name in _METHODS]
 )
 _GRAD = getattr(Tensor, "grad").__get__  # noqa: B009
+# Where torch refuses what is no Parameter, having asked for its type.
+_ASSIGNING = (nn.Module.__setattr__.__code__, nn.Module.register_parameter.__code__)
+_TIE = "tie a head by tb.Head.tied_to(embedding), or make both ends at once by tb.embedding_and_head(..., tied=True)"
 _FREEZING = (getattr(Tensor, "requires_grad").__set__, Tensor.requires_grad_)  # noqa: B009
 
 
@@ -84,6 +88,8 @@ class LazyTable(LazyTensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func not in _FREEZING:
             _refuse_writing(func, args, kwargs or {})
+        if func is Tensor.type:
+            _refuse_assigning(args[0])
         return super().__torch_function__(func, types, args, kwargs)
 
     @staticmethod
@@ -134,6 +140,8 @@ class _ReadOnly(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         _refuse_writing(func, args, kwargs)
+        if func is Tensor.type:
+            _refuse_assigning(args[0])
         if func in (Tensor.numpy, Tensor.__array__):
             array = func(_writable(args[0]), *args[1:], **kwargs)
             array.flags.writeable = False
@@ -206,9 +214,36 @@ def _refuse_any(func: Any, written: Any) -> None:
 
 
 def _refuse(func: Any, layer: StructuredTable) -> None:
-    names = ", ".join(spec.name for spec in layer.structure.tensors())
+    tied = f" Or {_TIE}." if func is Tensor.requires_grad_ else ""  # what nn.Parameter(weight) does
     raise RuntimeError(
-        f"weight of {type(layer).__name__} is made from {names} and cannot be written to ({func.__name__}); write "
-        f"those, or fit a table with {type(layer).__name__}.from_pretrained. A copy of it, weight.detach().clone(), is "
-        "an ordinary tensor."
+        f"{_made_from(layer)} and cannot be written to ({func.__name__}); write those, or fit a table with "
+        f"{type(layer).__name__}.from_pretrained. A copy of it, weight.detach().clone(), is an ordinary tensor.{tied}"
     )
+
+
+def _refuse_assigning(weight: LazyTable | _ReadOnly) -> None:
+    """What ``lm_head.weight = embedding.weight`` should have been, where torch only says that it takes a Parameter.
+
+    The modules are torch's own, and all that they ask of the tensor before they refuse it is its type: whether they ask
+    is seen by who called.
+    """
+    asking = sys._getframe(2)
+    if asking.f_code is not torch.typename.__code__ or asking.f_back is None or asking.f_back.f_code not in _ASSIGNING:
+        return
+    module, name = (asking.f_back.f_locals[local] for local in ("self", "name"))
+    raise TypeError(
+        f"{type(module).__name__}.{name} takes a Parameter, and {_made_from(weight._layer)} for each use; {_TIE}."
+    )
+
+
+def refuse_setting(layer: StructuredTable) -> NoReturn:
+    """For ``layer.weight = ...``, whatever it is."""
+    raise AttributeError(
+        f"{_made_from(layer)} and cannot be set; {_TIE}. For the numbers of a dense table there is "
+        f"{type(layer).__name__}.from_pretrained(table, ...)."
+    )
+
+
+def _made_from(layer: StructuredTable) -> str:
+    names = ", ".join(spec.name for spec in layer.structure.tensors())
+    return f"weight of {type(layer).__name__} is made from {names}"

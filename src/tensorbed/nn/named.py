@@ -3,83 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, Unpack
 
+import torch
 from torch import Tensor
 
 from tensorbed.checks import require_bool
 from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.head import Head
+from tensorbed.nn.options import TableOptions, options_shown
 from tensorbed.nn.table import StructuredTable
 from tensorbed.shapes import Shape
-from tensorbed.structures import Structure
+from tensorbed.structures import Structure, Use
 from tensorbed.structures.formats import DEFAULT_RANK
 from tensorbed.structures.low_rank import LowRank, LowRankMatrix
 from tensorbed.structures.tensor_ring import TensorRing
 from tensorbed.structures.tensor_train import TensorTrain
 
 
-class _OfChain(StructuredTable):
-    """Layers over a chain of cores: how they are fitted, and to what a head of that kind is tied."""
-
-    _format: ClassVar[type[TensorTrain] | type[TensorRing]]
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        table: Tensor,
-        freeze: bool = True,
-        *,
-        rank: int | None = None,
-        ranks: Sequence[int] | None = None,
-        ratio: float | None = None,
-        rel_error: float | None = None,
-        order: int = 3,
-        shape: Shape | None = None,
-        **options: Any,
-    ) -> Self:
-        """Fit to a trained table by ``rank``, ``ranks``, ``ratio`` or ``rel_error``; the rest as in the layer itself.
-
-        Example::
-
-            >>> layer = tb.TTEmbedding.from_pretrained(old.weight, rel_error=0.1)
-            >>> layer.fit_error <= 0.1
-            True
-        """
-        _check_freeze(cls, freeze)
-        format = cls._format(rank=rank, ranks=ranks, ratio=ratio, rel_error=rel_error, order=order, shape=shape)
-        layer: Self = super().from_pretrained(table, format, freeze, **options)  # type: ignore[misc]
-        return layer
-
-    @classmethod
-    def _structure(cls) -> type[Structure]:
-        return cls._format.structure
-
-
-class _OfLowRank(StructuredTable):
-    """Layers over ``U @ V.T``."""
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        table: Tensor,
-        freeze: bool = True,
-        *,
-        rank: int | None = None,
-        ratio: float | None = None,
-        rel_error: float | None = None,
-        **options: Any,
-    ) -> Self:
-        """Fit to a trained table by ``rank``, ``ratio`` or ``rel_error``; the rest as in the layer itself."""
-        _check_freeze(cls, freeze)
-        format = LowRank(rank=rank, ratio=ratio, rel_error=rel_error)
-        layer: Self = super().from_pretrained(table, format, freeze, **options)  # type: ignore[misc]
-        return layer
-
-    @classmethod
-    def _structure(cls) -> type[Structure]:
-        return LowRankMatrix
+def _sizes(rank: int, **others: Any) -> dict[str, Any]:
+    """The default rank gives way to another way of saying the size; one that was given, 16 too, does not."""
+    given = {name: value for name, value in others.items() if value is not None}
+    return given if given and rank is DEFAULT_RANK else {"rank": rank, **given}
 
 
 def _check_freeze(shorthand: type[StructuredTable], freeze: object) -> None:
@@ -93,9 +39,18 @@ def _check_freeze(shorthand: type[StructuredTable], freeze: object) -> None:
     )
 
 
-class _Chained(_OfChain):
-    """Constructor of tables over a chain of cores."""
+class _OfChain(StructuredTable):
+    """Layers over a chain of cores."""
 
+    _format: ClassVar[type[TensorTrain] | type[TensorRing]]
+
+    @classmethod
+    def _structure(cls) -> type[Structure]:
+        return cls._format.structure
+
+
+class _ChainedEmbedding(_OfChain, Embedding):
+    @options_shown
     def __init__(
         self,
         num_embeddings: int,
@@ -106,15 +61,103 @@ class _Chained(_OfChain):
         ratio: float | None = None,
         order: int = 3,
         shape: Shape | None = None,
-        **options: Any,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[TableOptions],
     ) -> None:
         format = self._format(**_sizes(rank, ranks=ranks, ratio=ratio), order=order, shape=shape)
-        super().__init__(num_embeddings, embedding_dim, format, **options)
+        super().__init__(num_embeddings, embedding_dim, format, device=device, dtype=dtype, **options)
+
+    @classmethod
+    @options_shown
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        table: Tensor,
+        freeze: bool = True,
+        *,
+        rank: int | None = None,
+        ranks: Sequence[int] | None = None,
+        ratio: float | None = None,
+        rel_error: float | None = None,
+        order: int = 3,
+        shape: Shape | None = None,
+        dtype: torch.dtype | None = None,
+        use: Use | None = None,
+        **options: Unpack[TableOptions],
+    ) -> Self:
+        """Fit to a trained table by ``rank``, ``ranks``, ``ratio`` or ``rel_error``; the rest as in the layer itself.
+
+        Example::
+
+            >>> layer = tb.TTEmbedding.from_pretrained(old.weight, rel_error=0.1)
+            >>> layer.fit_error <= 0.1
+            True
+        """
+        _check_freeze(cls, freeze)
+        format = cls._format(rank=rank, ranks=ranks, ratio=ratio, rel_error=rel_error, order=order, shape=shape)
+        return super().from_pretrained(table, format, freeze, dtype=dtype, use=use, **options)
 
 
-class _LowRanked(_OfLowRank):
-    """Constructor of tables over ``U @ V.T``."""
+class _ChainedEmbeddingBag(_OfChain, EmbeddingBag):
+    @options_shown
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        rank: int = DEFAULT_RANK,
+        *,
+        ranks: Sequence[int] | None = None,
+        ratio: float | None = None,
+        order: int = 3,
+        shape: Shape | None = None,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[TableOptions],
+    ) -> None:
+        format = self._format(**_sizes(rank, ranks=ranks, ratio=ratio), order=order, shape=shape)
+        bags: Any = {"mode": mode, "include_last_offset": include_last_offset}
+        super().__init__(num_embeddings, embedding_dim, format, device=device, dtype=dtype, **bags, **options)
 
+    @classmethod
+    @options_shown
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        table: Tensor,
+        freeze: bool = True,
+        *,
+        rank: int | None = None,
+        ranks: Sequence[int] | None = None,
+        ratio: float | None = None,
+        rel_error: float | None = None,
+        order: int = 3,
+        shape: Shape | None = None,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        dtype: torch.dtype | None = None,
+        use: Use | None = None,
+        **options: Unpack[TableOptions],
+    ) -> Self:
+        """Fit to a trained table by ``rank``, ``ranks``, ``ratio`` or ``rel_error``; the rest as in the layer."""
+        _check_freeze(cls, freeze)
+        format = cls._format(rank=rank, ranks=ranks, ratio=ratio, rel_error=rel_error, order=order, shape=shape)
+        bags: Any = {"mode": mode, "include_last_offset": include_last_offset}
+        return super().from_pretrained(table, format, freeze, dtype=dtype, use=use, **bags, **options)
+
+
+class _LowRanked(StructuredTable):
+    """Layers over ``U @ V.T``."""
+
+    @classmethod
+    def _structure(cls) -> type[Structure]:
+        return LowRankMatrix
+
+
+class LowRankEmbedding(_LowRanked, Embedding):
+    """:class:`Embedding` over ``U @ V.T``."""
+
+    @options_shown
     def __init__(
         self,
         num_embeddings: int,
@@ -122,26 +165,92 @@ class _LowRanked(_OfLowRank):
         rank: int = DEFAULT_RANK,
         *,
         ratio: float | None = None,
-        **options: Any,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[TableOptions],
     ) -> None:
-        super().__init__(num_embeddings, embedding_dim, LowRank(**_sizes(rank, ratio=ratio)), **options)
+        format = LowRank(**_sizes(rank, ratio=ratio))
+        super().__init__(num_embeddings, embedding_dim, format, device=device, dtype=dtype, **options)
+
+    @classmethod
+    @options_shown
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        table: Tensor,
+        freeze: bool = True,
+        *,
+        rank: int | None = None,
+        ratio: float | None = None,
+        rel_error: float | None = None,
+        dtype: torch.dtype | None = None,
+        use: Use | None = None,
+        **options: Unpack[TableOptions],
+    ) -> Self:
+        """Fit to a trained table by ``rank``, ``ratio`` or ``rel_error``; the rest as in the layer itself."""
+        _check_freeze(cls, freeze)
+        format = LowRank(rank=rank, ratio=ratio, rel_error=rel_error)
+        return super().from_pretrained(table, format, freeze, dtype=dtype, use=use, **options)
+
+
+class LowRankEmbeddingBag(_LowRanked, EmbeddingBag):
+    """:class:`EmbeddingBag` over ``U @ V.T``."""
+
+    @options_shown
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        rank: int = DEFAULT_RANK,
+        *,
+        ratio: float | None = None,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[TableOptions],
+    ) -> None:
+        format = LowRank(**_sizes(rank, ratio=ratio))
+        bags: Any = {"mode": mode, "include_last_offset": include_last_offset}
+        super().__init__(num_embeddings, embedding_dim, format, device=device, dtype=dtype, **bags, **options)
+
+    @classmethod
+    @options_shown
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        table: Tensor,
+        freeze: bool = True,
+        *,
+        rank: int | None = None,
+        ratio: float | None = None,
+        rel_error: float | None = None,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        dtype: torch.dtype | None = None,
+        use: Use | None = None,
+        **options: Unpack[TableOptions],
+    ) -> Self:
+        """Fit to a trained table by ``rank``, ``ratio`` or ``rel_error``; the rest as in the layer itself."""
+        _check_freeze(cls, freeze)
+        format = LowRank(rank=rank, ratio=ratio, rel_error=rel_error)
+        bags: Any = {"mode": mode, "include_last_offset": include_last_offset}
+        return super().from_pretrained(table, format, freeze, dtype=dtype, use=use, **bags, **options)
 
 
 class _NamedHead(Head):
     """A head of one kind is tied to tables of that kind."""
 
     @classmethod
-    def tied_to(cls, embedding: StructuredTable, bias: bool = False, **options: Any) -> Self:
+    def tied_to(
+        cls, embedding: StructuredTable, bias: bool = False, *, impl: str = "auto", memory_budget: int | None = None
+    ) -> Self:
         """See :meth:`Head.tied_to`; the embedding's table is of this kind."""
         structure = getattr(embedding, "structure", None)
         if structure is not None and not isinstance(structure, cls._structure()):  # type: ignore[attr-defined]
             raise TypeError(f"{cls.__name__}.tied_to a {structure.kind} table; use tb.Head.tied_to for any.")
-        return super().tied_to(embedding, bias, **options)
+        return super().tied_to(embedding, bias, impl=impl, memory_budget=memory_budget)
 
 
-class _ChainedHead(_OfChain, _NamedHead):  # type: ignore[misc]
-    """Constructor of heads over a chain of cores."""
-
+class _ChainedHead(_OfChain, _NamedHead):
     def __init__(
         self,
         in_features: int,
@@ -153,10 +262,108 @@ class _ChainedHead(_OfChain, _NamedHead):  # type: ignore[misc]
         order: int = 3,
         shape: Shape | None = None,
         bias: bool = False,
-        **options: Any,
+        std: float | None = None,
+        impl: str = "auto",
+        memory_budget: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         format = self._format(**_sizes(rank, ranks=ranks, ratio=ratio), order=order, shape=shape)
-        Head.__init__(self, in_features, num_classes, format, bias, **options)
+        head: Any = {"std": std, "impl": impl, "memory_budget": memory_budget, "device": device, "dtype": dtype}
+        super().__init__(in_features, num_classes, format, bias, **head)
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        table: Tensor,
+        freeze: bool = True,
+        *,
+        rank: int | None = None,
+        ranks: Sequence[int] | None = None,
+        ratio: float | None = None,
+        rel_error: float | None = None,
+        order: int = 3,
+        shape: Shape | None = None,
+        bias: Tensor | None = None,
+        impl: str = "auto",
+        memory_budget: int | None = None,
+        dtype: torch.dtype | None = None,
+        std: float | None = None,
+        use: Use | None = None,
+    ) -> Self:
+        """Fit to a trained weight by ``rank``, ``ranks``, ``ratio`` or ``rel_error``; the rest as in :class:`Head`."""
+        _check_freeze(cls, freeze)
+        format = cls._format(rank=rank, ranks=ranks, ratio=ratio, rel_error=rel_error, order=order, shape=shape)
+        head: Any = {"impl": impl, "memory_budget": memory_budget, "dtype": dtype, "std": std, "use": use}
+        return super().from_pretrained(table, format, freeze, bias=bias, **head)
+
+
+class LowRankHead(_LowRanked, _NamedHead):
+    """:class:`Head` over ``U @ V.T``."""
+
+    def __init__(
+        self,
+        in_features: int,
+        num_classes: int,
+        rank: int = DEFAULT_RANK,
+        *,
+        ratio: float | None = None,
+        bias: bool = False,
+        std: float | None = None,
+        impl: str = "auto",
+        memory_budget: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        format = LowRank(**_sizes(rank, ratio=ratio))
+        head: Any = {"std": std, "impl": impl, "memory_budget": memory_budget, "device": device, "dtype": dtype}
+        super().__init__(in_features, num_classes, format, bias, **head)
+
+    @classmethod
+    def from_pretrained(  # type: ignore[override]
+        cls,
+        table: Tensor,
+        freeze: bool = True,
+        *,
+        rank: int | None = None,
+        ratio: float | None = None,
+        rel_error: float | None = None,
+        bias: Tensor | None = None,
+        impl: str = "auto",
+        memory_budget: int | None = None,
+        dtype: torch.dtype | None = None,
+        std: float | None = None,
+        use: Use | None = None,
+    ) -> Self:
+        """Fit to a trained weight by ``rank``, ``ratio`` or ``rel_error``; the rest as in :class:`Head`."""
+        _check_freeze(cls, freeze)
+        format = LowRank(rank=rank, ratio=ratio, rel_error=rel_error)
+        head: Any = {"impl": impl, "memory_budget": memory_budget, "dtype": dtype, "std": std, "use": use}
+        return super().from_pretrained(table, format, freeze, bias=bias, **head)
+
+
+class TTEmbedding(_ChainedEmbedding):
+    """:class:`Embedding` over a tensor train: ``tb.TTEmbedding(25000, 256, rank=16)``, or ``ratio=``, ``ranks=``."""
+
+    _format = TensorTrain
+
+
+class TREmbedding(_ChainedEmbedding):
+    """:class:`Embedding` over a tensor ring."""
+
+    _format = TensorRing
+
+
+class TTEmbeddingBag(_ChainedEmbeddingBag):
+    """:class:`EmbeddingBag` over a tensor train."""
+
+    _format = TensorTrain
+
+
+class TREmbeddingBag(_ChainedEmbeddingBag):
+    """:class:`EmbeddingBag` over a tensor ring."""
+
+    _format = TensorRing
 
 
 class TTHead(_ChainedHead):
@@ -172,57 +379,3 @@ class TRHead(_ChainedHead):
     """:class:`Head` over a tensor ring."""
 
     _format = TensorRing
-
-
-class LowRankHead(_OfLowRank, _NamedHead):  # type: ignore[misc]
-    """:class:`Head` over ``U @ V.T``."""
-
-    def __init__(
-        self,
-        in_features: int,
-        num_classes: int,
-        rank: int = DEFAULT_RANK,
-        *,
-        ratio: float | None = None,
-        bias: bool = False,
-        **options: Any,
-    ) -> None:
-        Head.__init__(self, in_features, num_classes, LowRank(**_sizes(rank, ratio=ratio)), bias, **options)
-
-
-def _sizes(rank: int, **others: Any) -> dict[str, Any]:
-    """The default rank gives way to another way of saying the size; one that was given, 16 too, does not."""
-    given = {name: value for name, value in others.items() if value is not None}
-    return given if given and rank is DEFAULT_RANK else {"rank": rank, **given}
-
-
-class TTEmbedding(_Chained, Embedding):  # type: ignore[misc]
-    """:class:`Embedding` over a tensor train: ``tb.TTEmbedding(25000, 256, rank=16)``, or ``ratio=``, ``ranks=``."""
-
-    _format = TensorTrain
-
-
-class TREmbedding(_Chained, Embedding):  # type: ignore[misc]
-    """:class:`Embedding` over a tensor ring."""
-
-    _format = TensorRing
-
-
-class LowRankEmbedding(_LowRanked, Embedding):  # type: ignore[misc]
-    """:class:`Embedding` over ``U @ V.T``."""
-
-
-class TTEmbeddingBag(_Chained, EmbeddingBag):  # type: ignore[misc]
-    """:class:`EmbeddingBag` over a tensor train."""
-
-    _format = TensorTrain
-
-
-class TREmbeddingBag(_Chained, EmbeddingBag):  # type: ignore[misc]
-    """:class:`EmbeddingBag` over a tensor ring."""
-
-    _format = TensorRing
-
-
-class LowRankEmbeddingBag(_LowRanked, EmbeddingBag):  # type: ignore[misc]
-    """:class:`EmbeddingBag` over ``U @ V.T``."""

@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, TypedDict, Unpack
+from typing import Any, ClassVar, Self, Unpack
 from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from tensorbed.checks import require_bool, require_float_dtype, require_int, require_number, require_positive
+from tensorbed.checks import require_bool, require_float_dtype, require_positive
 from tensorbed.dispatch import full_precision, is_recorded, is_traced, is_transformed
-from tensorbed.fitting import check_table, fit_table
+from tensorbed.fitting import check_table, fit_table, require_finite
 from tensorbed.functional import check_impl
-from tensorbed.nn.lazy import LazyTable
+from tensorbed.nn.lazy import LazyTable, refuse_setting
+from tensorbed.nn.options import TableOptions, check_format, check_options, options_shown, wrapped_padding_idx
 from tensorbed.structures import Format, Params, Structure, Use
 from tensorbed.structures.formats import Budget
 from tensorbed.vocabulary.scorer import Vocabulary
-
-
-class TableOptions(TypedDict, total=False):
-    """Keyword arguments of every layer: those of ``torch.nn.Embedding``, and ``std`` and ``impl``."""
-
-    padding_idx: int | None
-    max_norm: float | None
-    norm_type: float
-    scale_grad_by_freq: bool
-    sparse: bool
-    std: float | None
-    impl: str
-
-
-OPTIONS = tuple(TableOptions.__annotations__)
 
 
 class StructuredTable(nn.Module):
@@ -56,6 +42,7 @@ class StructuredTable(nn.Module):
     # Layers of which none has the others' tensors from another, this one among them.
     _peers: Peers | None = None
 
+    @options_shown
     def __init__(
         self,
         num_embeddings: int,
@@ -145,7 +132,7 @@ class StructuredTable(nn.Module):
                 getattr(layer, name).copy_(tensor)
             if padding_idx is not None:
                 assert layer.padding_row is not None
-                layer.padding_row.copy_(table[padding_idx])
+                require_finite(layer.padding_row.copy_(table[padding_idx]), "padding_row", table)
         layer.fit_error = found.error
         layer.requires_grad_(not freeze)
         return layer
@@ -206,6 +193,15 @@ class StructuredTable(nn.Module):
         """
         first = next(iter(self.params().values()))
         return self._table() if is_traced(first) or is_recorded() or is_transformed() else LazyTable(self)
+
+    @weight.setter
+    def weight(self, value: object) -> None:
+        refuse_setting(self)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        if name == "weight":  # a Parameter that is assigned comes here and not to the setter
+            refuse_setting(self)
+        super().register_parameter(name, param)
 
     def _table(self) -> Tensor:
         params = self.params()
@@ -361,50 +357,3 @@ def shared_names(layer: StructuredTable) -> list[str]:
     """The tensors that a tied layer has from its table."""
     own = [spec.name for spec in layer.structure.tensors()]
     return own if layer.padding_row is None else [*own, "padding_row"]
-
-
-def wrapped_padding_idx(padding_idx: int | None, rows: int) -> int | None:
-    """A row number, negative ones counted from the end, as in ``torch.nn.Embedding``."""
-    if padding_idx is None:
-        return None
-    padding_idx = require_int(padding_idx, "padding_idx")
-    if not -rows <= padding_idx < rows:
-        raise ValueError(f"padding_idx={padding_idx} is not a row of a table of {rows} (valid: {-rows} to {rows - 1}).")
-    return padding_idx % rows
-
-
-def check_options(
-    *,
-    padding_idx: int | None = None,
-    max_norm: float | None = None,
-    norm_type: float = 2.0,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-    std: float | None = None,
-    impl: str = "auto",
-    **unknown: object,
-) -> None:
-    """Refuse what cannot be had before anything is drawn or fitted."""
-    if unknown:
-        names = ", ".join(unknown)
-        raise TypeError(f"unexpected argument {names}; besides the sizes there are {', '.join(OPTIONS)}, and dtype.")
-    if max_norm is not None:
-        raise ValueError(
-            f"max_norm={max_norm} is not supported: rows of a structured table share their numbers, so that one "
-            "cannot be renormalised without changing others. Leave max_norm=None and clip the output instead."
-        )
-    require_bool(scale_grad_by_freq, "scale_grad_by_freq")
-    if require_bool(sparse, "sparse"):
-        raise ValueError(
-            "sparse=True is not supported: every lookup touches the few shared tensors, whose gradients are "
-            "dense and small. Leave sparse=False; any optimiser works."
-        )
-    if std is not None:
-        require_number(std, "std", low=0)
-
-
-def check_format(format: object) -> None:
-    """A format, or an error that shows one."""
-    if not isinstance(format, Format):
-        made = f"{format.__name__}()" if isinstance(format, type) else "tb.TensorTrain(rank=16)"
-        raise TypeError(f"format must be a format such as {made}, got {format!r}.")

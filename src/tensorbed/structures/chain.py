@@ -21,7 +21,8 @@ from tensorbed.contraction.executors import EXECUTORS, cheapest, considered
 from tensorbed.contraction.operators import IMPLS, chain_rows
 from tensorbed.contraction.plan import find_prefixes
 from tensorbed.contraction.projection import Way
-from tensorbed.decompose.train import Folded, frobenius, split_core
+from tensorbed.decompose.powers import frobenius
+from tensorbed.decompose.train import Folded, split_core
 from tensorbed.progress import track
 from tensorbed.shapes import Shape, as_shape, check_shape, guarantees_full_rank, suggest_shape, useful_ranks
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
@@ -175,6 +176,7 @@ class ChainFormat(RankedFormat):
     """
 
     sizes: ClassVar[tuple[str, ...]] = ("rank", "ranks", "ratio", "rel_error")
+    squares_numbers = True
     structure: ClassVar[type[ChainMatrix]]
 
     ranks: Sequence[int] | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -75,6 +75,8 @@ class DenseMatrix(Structure):
 @dataclass(frozen=True)
 class Dense(Format):
     """``tb.Dense()``: an ordinary table, for baselines that differ in one argument."""
+
+    suits_heads: ClassVar[bool] = True
 
     def bind(self, budget: Budget) -> DenseMatrix:
         return DenseMatrix(budget.rows, budget.cols)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.checks import require_int, require_number
-from tensorbed.decompose.train import frobenius
+from tensorbed.decompose.powers import far_exponent, frobenius, shifted
 from tensorbed.structures.base import Params, Structure
 
 
@@ -68,10 +68,18 @@ class OutOfReachError(ValueError):
     """A ratio that a format cannot have for a table this small."""
 
 
+class OutOfRangeError(ValueError):
+    """A table of numbers so large or so small that its dtype cannot hold a fit to it."""
+
+
 class Format(ABC):
     """A small configuration that becomes a structure when it meets a table's size."""
 
     sample_rows: ClassVar[int] = 2**13  # rows that tell the error of a table
+    suits_heads: ClassVar[bool] = (
+        False  # whether fits to a trained vocabulary head leave its scores nearly as they were
+    )
+    squares_numbers: ClassVar[bool] = False  # whether a fit wants numbers that can be squared, see :func:`fitted`
 
     @abstractmethod
     def bind(self, budget: Budget) -> Structure:
@@ -96,6 +104,27 @@ class Format(ABC):
         """As :meth:`fit`, with errors weighed as they are met in use; formats that cannot weigh them fit as always."""
         return self.fit(table, budget)
 
+    def multiplied(self, params: Params) -> list[str]:
+        """The tensors whose product the table is: what all of them are multiplied by multiplies it."""
+        return list(params)
+
+
+def fitted(format: Format, table: Tensor, budget: Budget, use: Use | None = None) -> Fit:
+    """What a format makes of a table, with errors weighed by its use where that is known.
+
+    A table of very large or very small numbers is brought near size 1 by a power of two for a fit that squares them;
+    the tensors found have it back in equal shares.
+    """
+    exponent = far_exponent(table) if format.squares_numbers else 0
+    near = shifted(table, -exponent)
+    fit = format.fit(near, budget) if use is None else format.fit_to_use(near, budget, use)
+    if not exponent:
+        return fit
+    names = format.multiplied(fit.params)
+    # In float64, because the caller's dtype may be wider than the table's.
+    back = {name: shifted(fit.params[name].double(), exponent / len(names)) for name in names}
+    return Fit(fit.structure, {**fit.params, **back})
+
 
 def some_rows(table: Tensor, count: int) -> Tensor:  # (rows, cols) -> (at most count, cols)
     """One row, drawn at random, of each of ``count`` equal stretches of a table: what rows are first stays first."""
@@ -103,7 +132,7 @@ def some_rows(table: Tensor, count: int) -> Tensor:  # (rows, cols) -> (at most 
     if rows <= count:
         return table
     begin = torch.arange(count + 1, device="cpu") * rows // count
-    draw = torch.rand(count, generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu")
+    draw = torch.rand(count, generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float64, device="cpu")
     return table[(begin[:-1] + (draw * begin.diff()).long()).to(table.device)]
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensorbed.checks import require_number
 from tensorbed.structures.base import Params, Structure, TensorSpec
-from tensorbed.structures.formats import Budget, Fit, Format, Use
+from tensorbed.structures.formats import Budget, Fit, Format, Use, fitted
 from tensorbed.structures.quantized_rows import QuantizedRows
 from tensorbed.structures.registry import read, register
 
@@ -128,6 +128,11 @@ class HotRows(Format):
             if not isinstance(format, Format):
                 raise TypeError(f"{name} must be a format such as tb.QuantizedRows(bits=8), got {format!r}.")
 
+    @property
+    def suits_heads(self) -> bool:  # type: ignore[override]
+        # Frequent words make most of the scores that matter; the others bear coarser rows.
+        return self.hot.suits_heads and isinstance(self.rest, QuantizedRows)
+
     def bind(self, budget: Budget) -> HotRowsMatrix:
         hot, rest = self._budgets(budget)
         return self._of(budget, self.hot.bind(hot), self.rest.bind(rest))
@@ -159,7 +164,7 @@ class HotRows(Format):
         made = []
         for name, format, own, rows in (("hot", self.hot, budgets[0], places), ("rest", self.rest, budgets[1], others)):
             counts = None if use.counts is None else use.counts[rows]
-            fit = format.fit_to_use(table[rows], own, Use(counts, use.moment))
+            fit = fitted(format, table[rows], own, Use(counts, use.moment))
             found |= _prefixed(f"{name}_", fit.params)
             made.append(fit.structure)
         return Fit(self._of(budget, *made), found)

@@ -13,7 +13,7 @@ from tensorbed.checks import require_positive
 from tensorbed.contraction import compiled, through
 from tensorbed.contraction.chain import Chain
 from tensorbed.contraction.projection import Way
-from tensorbed.decompose.feedback import metric
+from tensorbed.decompose.feedback import root_of_metric
 from tensorbed.decompose.truncate import Truncated, truncate
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
 from tensorbed.structures.formats import Budget, Fit, RankedFormat, Use
@@ -99,6 +99,8 @@ class LowRankMatrix(Structure):
 class LowRank(RankedFormat):
     """``tb.LowRank(rank=64)``, ``tb.LowRank(ratio=8)`` or, for fitting, ``tb.LowRank(rel_error=0.1)``."""
 
+    squares_numbers = True
+
     def with_rank(self, budget: Budget, rank: int, *, clip: bool) -> LowRankMatrix:
         most = min(budget.rows, budget.cols)
         return LowRankMatrix(budget.rows, budget.cols, min(rank, most) if clip else rank)
@@ -121,10 +123,13 @@ class LowRank(RankedFormat):
         if self.rel_error is not None:
             return self.fit(table, budget)  # the bound is on the error as it is
         weights = use.row_weights()
-        rows = torch.ones(budget.rows, 1).to(table) if weights is None else weights.to(table.dtype).sqrt()[:, None]
-        seen = None if use.moment is None else torch.linalg.cholesky(metric(use.moment))
+        # In float16 rows that are weighed heavily would overflow, and weights of those hardly seen be none.
+        wide = torch.float32 if table.dtype == torch.float16 else table.dtype
+        weights = table.new_ones(budget.rows) if weights is None else weights
+        rows = weights.to(wide).sqrt()[:, None]
+        seen = None if use.moment is None else root_of_metric(use.moment)
         found = truncate(
-            (table * rows) if seen is None else (table * rows) @ seen.to(table.dtype),
+            (table * rows) if seen is None else (table * rows) @ seen.to(wide),
             rank=self._aim(budget),
             label="fitting low rank",
             orthonormal=False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from tensorbed.contraction.projection import Way, leaves_of
 from tensorbed.contraction.tables import LookupTables
 from tensorbed.decompose.clusters import k_means
 from tensorbed.decompose.feedback import feedback
+from tensorbed.decompose.powers import far_exponent, shifted
 from tensorbed.progress import track
 from tensorbed.structures.base import Params, Structure, TensorSpec, rounded, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, Use, some_rows, written
@@ -180,6 +180,8 @@ class ProductQuantized(Format):
         sweeps: passes of k-means over all rows.
     """
 
+    squares_numbers = True
+
     parts: int | None = None
     ratio: float | None = None
     rotate: bool = False
@@ -224,9 +226,10 @@ class ProductQuantized(Format):
     def sample(self, table: Tensor, structure: Structure) -> tuple[Tensor, ProductQuantized]:
         """Of many parts a few, scaled to stand for all; of rows many, because codebooks come nearer to few."""
         rows, format = some_rows(table, _SAMPLE_POINTS * _WORDS), self.sized_as(structure)
-        parts = rows.split(table.shape[1] // (format.parts or 1), dim=1)
-        squares = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]).square()
-        if self.rotate or len(parts) <= _SAMPLE_PARTS or not 0 < float(squares.sum()) < math.inf:
+        width = table.shape[1] // (format.parts or 1)
+        parts, near = rows.split(width, dim=1), shifted(rows, -far_exponent(rows)).split(width, dim=1)
+        squares = torch.stack([torch.linalg.vector_norm(part, dtype=torch.float64) for part in near]).square()
+        if self.rotate or len(parts) <= _SAMPLE_PARTS or not float(squares.sum()):
             return rows, format
         scale = (_shares(squares, _SAMPLE_PARTS) / squares.where(squares > 0, 1)).sqrt()
         drawn = [part * size for part, size in zip(parts, (scale / scale.amax()).tolist(), strict=True) if size]
@@ -246,13 +249,20 @@ class ProductQuantized(Format):
         codes, books = _quantised(structure, table, self.sweeps, "quantising parts", use)
         if not self.rotate:
             return Fit(structure, {"codes": codes, "codebooks": books})
-        plain, rotation = replace(structure, rotated=False), torch.eye(budget.cols).to(table)
+        plain, rotation = (
+            replace(structure, rotated=False),
+            torch.eye(budget.cols, dtype=table.dtype, device=table.device),
+        )
         for number in range(1, _ROUNDS + 1):
             left, _, right = torch.linalg.svd(plain._made({"codebooks": books}, codes).T @ table)
             rotation = left @ right
             label = f"quantising parts, rotation {number} of {_ROUNDS}"
             codes, books = _quantised(structure, table @ rotation.T, self.sweeps, label, use)
         return Fit(structure, {"codes": codes, "codebooks": books, "rotation": rotation})
+
+    def multiplied(self, params: Params) -> list[str]:
+        """Codebooks alone: a rotation has no size."""
+        return ["codebooks"]
 
 
 def _divisors(n: int) -> list[int]:

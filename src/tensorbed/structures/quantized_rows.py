@@ -164,6 +164,10 @@ class QuantizedRows(Format):
         if self.group is not None:
             require_positive(self.group, "group")
 
+    @property
+    def suits_heads(self) -> bool:  # type: ignore[override]
+        return self.bits == 8
+
     def bind(self, budget: Budget) -> QuantizedRowsMatrix:
         group = self.group or (budget.cols if self.bits == 8 else 32)
         return QuantizedRowsMatrix(budget.rows, budget.cols, self.bits, min(group, budget.cols))

@@ -12,10 +12,11 @@ Needs pytest. What a structure declares it cannot do (``can_initialise``, ``can_
 ``straight_through`` gradient) is skipped, and nothing else.
 """
 
+from tensorbed.testing.bags import BagParity
 from tensorbed.testing.head_limits import HeadLimits
 from tensorbed.testing.heads import HeadLaws
 from tensorbed.testing.laws import StructureLaws
-from tensorbed.testing.layers import BagParity, EmbeddingParity
+from tensorbed.testing.layers import EmbeddingParity
 from tensorbed.testing.samples import Draw, Sample, assert_near, largest_allocation
 from tensorbed.testing.tracing import TracingLaws
 

@@ -94,6 +94,11 @@ def rounded(samples: Sequence[Sample]) -> list[Sample]:
     return [s for s in samples if s.structure.straight_through]
 
 
+def chains(samples: Sequence[Sample]) -> list[Sample]:
+    """Those that the compiled kernels pool as a chain of cores."""
+    return [s for s in samples if type(s.structure).as_chain is not Structure.as_chain]
+
+
 class Draw:
     """Random tensors for a sample, the same at every run; the table has entries of size 1."""
 

@@ -29,17 +29,20 @@ from tensorbed.integrations.transformers.folders import (
 )
 from tensorbed.integrations.transformers.placing import check_space, check_target, megabytes, put_in_place
 from tensorbed.nn.head import Head
-from tensorbed.planning import parsed_bytes, plan
+from tensorbed.planning import SpoilsHeadsError, parsed_bytes, plan
 from tensorbed.plans import Plan
 from tensorbed.progress import track
 from tensorbed.report import Report
 from tensorbed.structures import Format
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.formats import Budget
-from tensorbed.structures.hot_rows import HotRows
 
 _HARMLESS = 0.02  # a fit error that no head is hurt by; 8 bits have less
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # what systems say of a disk without space, or without more for this user
+_WAYS_OUT = (
+    "Ask for no more than that, give --calibrate FILE with a few hundred lines of typical text, or say --yes if the "
+    "model is trained again afterwards."
+)
 _TOKENS = 512  # of a text that the model is calibrated on
 
 
@@ -89,6 +92,7 @@ def compress_folder(
     include_heads: bool = True,
     force: bool = False,
     calibrate: Sequence[str] | None = None,
+    careful: bool = True,
     dtype: torch.dtype | None = None,
     tell: Callable[[str], None] | None = None,
 ) -> CompressedFolder:
@@ -100,6 +104,8 @@ def compress_folder(
             ``budget``.
         calibrate: texts that the model reads, so that formats weigh errors as they are met there; see
             :func:`tensorbed.compress_`.
+        careful: refuse a ``ratio`` or ``budget`` at which a vocabulary head is likely to be spoilt, where there are no
+            texts to calibrate it with.
         dtype: of the model, by default that of its file; ratios are counted from it.
         tell: called with what the user should know before the work begins.
     """
@@ -120,7 +126,7 @@ def compress_folder(
     # Of a GGUF file it is written anew: whether that can be shall be known before the fit.
     tokenizer = load_tokenizer(folder) if folder.gguf or calibrate is not None else None
     read = None if calibrate is None else _reader(folder, tokenizer, calibrate)
-    formats: Formats = format or plan(model, ratio=ratio, budget=budget, **where)
+    formats: Formats = format or planned(model, {"ratio": ratio, "budget": budget, **where}, careful, read is not None)
     _refuse_to_leave_all(formats, source)
     report = compress_(model, formats, calibrate=read, **where)
     if not report.entries:
@@ -222,6 +228,16 @@ def _is_head(model: nn.Module, name: str) -> bool:
     return isinstance(model.get_submodule(name), Head)
 
 
+def planned(model: nn.Module, where: Mapping[str, Any], careful: bool, calibrated: bool) -> Plan:
+    """Formats that suit heads where they are small enough; calibrated, others may do."""
+    try:
+        return plan(model, **where)
+    except SpoilsHeadsError as refusal:
+        if careful and not calibrated:
+            raise ValueError(f"{refusal.reach} {refusal.heads} {_WAYS_OUT}") from None
+        return plan(model, **where, careful=False)
+
+
 def notes_on_plan(model: nn.Module, planned: Plan) -> list[str]:
     """What its errors do not tell of a model."""
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
@@ -233,24 +249,21 @@ def _notes_on_heads(heads: Mapping[str, float | None], formats: Formats, calibra
     """Errors of a head meet every score, which its fit error does not tell."""
     notes = []
     for name, error in heads.items():
-        advice = _safer(name, formats)
-        advice += [] if calibrated else ["compress --calibrate FILE weighs errors as they are met in texts of yours"]
-        if error is not None and error > _HARMLESS and advice:
-            alone = ", and its format was chosen by that error alone" if isinstance(formats, Plan) else ""
+        format = formats if isinstance(formats, Format) else formats.get(name)
+        if error is None or error <= _HARMLESS or format is None or (calibrated and format.suits_heads):
+            continue
+        if format.suits_heads:
+            better = "--calibrate FILE, with a few hundred lines of typical text, loses less"
+            notes.append(f"{name} is used as a vocabulary head, whose errors meet every score: {better}.")
+        else:
+            better = (
+                "--format hot" if calibrated else "--format hot --calibrate FILE, with a few hundred lines of text,"
+            )
             notes.append(
-                f"{name} is used as a vocabulary head, which is more sensitive than its fit error says{alone}; "
-                f"{', and '.join(advice)}."
+                f"{name} is used as a vocabulary head, and {format!r} may cost it more predictions than its fit error "
+                f"says: {better} keeps nearly all of them at a ratio of 7. Check what is left with tensorbed verify."
             )
     return notes
-
-
-def _safer(name: str, formats: Formats) -> list[str]:
-    """Hot rows, unless that is what was taken or something nearer was."""
-    if not isinstance(formats, Plan):
-        return [] if isinstance(formats, HotRows) else ["--format hot keeps the rows that are used most in 8 bits"]
-    taken = formats.chosen[name].error or 0.0
-    hot = [one for one in formats.options[name] if isinstance(one.format, HotRows) and (one.error or 0.0) < taken]
-    return [f"--format hot, {one.ratio:.1f} times smaller, is the nearest that is safer" for one in hot]
 
 
 def _write(folder: Folder, rest: Rest, model: Any, tokenizer: Any, part: Path) -> None:

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
@@ -17,6 +18,7 @@ import transformers
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
+from tensorbed.contents import check_readable
 from tensorbed.integrations.transformers.paths import leads_outside, path_below
 
 # Weights, of any framework, and what indexes them.
@@ -123,9 +125,10 @@ def refuse_adapter(place: Path) -> None:
 def _check_weight_paths(place: Path, config: dict[str, Any]) -> None:
     """transformers takes the names of files as they stand, in an index of shards and in a config."""
     indexes = set(place.glob("*.index.json"))
-    if (explicit := config.get("transformers_weights")) is not None:
-        file = place / path_below(place, explicit, place / "config.json")
-        indexes |= {file} if file.name.endswith(".index.json") else set()
+    for named_in, one in _configs(place, config):
+        if (explicit := one.get("transformers_weights")) is not None:
+            file = place / path_below(place, explicit, named_in)
+            indexes |= {file} if file.name.endswith(".index.json") else set()
     for index in indexes:
         try:
             shards = set(_json(index)["weight_map"].values())
@@ -133,6 +136,18 @@ def _check_weight_paths(place: Path, config: dict[str, Any]) -> None:
             continue  # no index; if it is to be read, transformers will say so
         for shard in shards:
             path_below(place, shard, index)
+
+
+def _configs(place: Path, config: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """The config, and those that it names for some versions of transformers to read in its place."""
+    file = place / "config.json"
+    yield file, config
+    others = config.get("configuration_files")
+    for name in others if isinstance(others, (list, dict)) else ():
+        other = place / path_below(place, name, file)
+        found = _json(other) if other.is_file() else None
+        if isinstance(found, dict):
+            yield other, found
 
 
 def _json(file: Path) -> Any:
@@ -150,6 +165,8 @@ def load_model(folder: Folder, dtype: torch.dtype | None = None) -> tuple[PreTra
     named = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     kind: Any = getattr(transformers, named, None) if named.isidentifier() else None
     if folder.gguf:
+        if find_spec("gguf") is None:
+            raise ValueError(f'{folder.gguf} is read by the package gguf: pip install "gguf>=0.17"')
         kind, options["gguf_file"] = AutoModelForCausalLM, folder.gguf
         notes.append(f"the weights of {folder.gguf} are quantised already; they are taken as they come out, unpacked.")
     elif not (isinstance(kind, type) and issubclass(kind, PreTrainedModel)):
@@ -200,6 +217,9 @@ def explained(folder: Folder, what: str = "model") -> Iterator[None]:
         yield
     except Exception as error:  # of as many kinds as there are ways to spoil a file
         said = " ".join(str(error).split()) or type(error).__name__
+        for file in folder.place.glob("*.safetensors"):
+            if isinstance(error, FileNotFoundError) and file.name in said and file.is_file():
+                check_readable(file)
         own = " (it has code of its own, which is not run)" if "auto_map" in folder.config else ""
         raise ValueError(f"the {what} in {folder.root} cannot be loaded{own}: {said[:500]}") from error
 

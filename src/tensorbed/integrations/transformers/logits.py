@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.graph import get_gradient_edge
 
 from tensorbed.dispatch import differentiable_once, is_autocast, is_transformed, recording
+from tensorbed.integrations.transformers.gradients import Watch, WatchedTensor
 from tensorbed.nn.head import Head
-from tensorbed.nn.lazy import LazyTensor, with_numbers
 
 
 def loss_without_logits(model: nn.Module, on: bool = True) -> nn.Module:
@@ -60,7 +58,7 @@ class _Call:
         mixed = is_autocast(h) and h.dtype != torch.float64
         self.mixed = torch.get_autocast_dtype(h.device.type) if mixed else None
         self.members: list[weakref.ref[LazyLogits]] = []
-        self.watched = False  # whether somebody asks for their gradients
+        self.watch = Watch()
         self.parameters = dict(head.named_parameters())
         self.versions = [(t, t._version) for t in (h, *head.parameters(), *head.buffers()) if not t.is_inference()]
 
@@ -113,18 +111,10 @@ class _Call:
 
     def is_watched(self) -> bool:
         with torch._C.DisableTorchFunctionSubclass():
-            return self.watched or any(member.retains_grad for member in self.living())
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        before, self.watched = self.watched, True
-        try:
-            yield
-        finally:
-            self.watched = before
+            return self.watch.is_on or any(member.retains_grad for member in self.living())
 
 
-class LazyLogits(LazyTensor):
+class LazyLogits(WatchedTensor):
     """``head(h)`` to be: known in shape and dtype, made by the first computation that wants its numbers.
 
     Casts, slices of positions and ``view(-1, classes)`` leave it so; ``F.cross_entropy`` is the head's own loss. Once
@@ -135,7 +125,6 @@ class LazyLogits(LazyTensor):
     _h: Tensor  # the hidden vectors of these positions
     _like: Tensor  # laid out as these logits, without numbers
     _make: Callable[[], Tensor]
-    _kept: Tensor | None
 
     @staticmethod
     def __new__(
@@ -148,20 +137,15 @@ class LazyLogits(LazyTensor):
         sources: Sequence[Tensor],
     ) -> LazyLogits:
         lazy: LazyLogits = _Place.apply(like, h.device, differentiated, *sources)  # type: ignore[no-untyped-call]
-        lazy._call, lazy._like, lazy._h, lazy._make, lazy._kept = call, like, h, make, None
+        lazy._call, lazy._like, lazy._h, lazy._make = call, like, h, make
+        lazy._watch, lazy._kept = call.watch, None
         call.members.append(weakref.ref(lazy))
         return lazy
 
-    @classmethod
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _DIFFERENTIATING:
-            return _DIFFERENTIATING[func](*args, **kwargs)
-        return super().__torch_function__(func, types, args, kwargs)
-
     def _handled(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        if func in _WATCHED:
-            return _WATCHED[func](*args, **kwargs)
+        watched = super()._handled(func, args, kwargs)
+        if watched is not NotImplemented:
+            return watched
         handler = _HANDLED.get(func)
         if handler is None or self._kept is not None or not args:
             return NotImplemented
@@ -304,87 +288,6 @@ def _cross_entropy(
     return made
 
 
-def _places(lazy: LazyLogits) -> list[Any]:
-    """Where the graph has these logits: for losses without them, and for whatever was computed with their numbers."""
-    with torch._C.DisableTorchFunctionSubclass():
-        unmade = [get_gradient_edge(lazy)] if lazy.requires_grad else []
-    return unmade if lazy._kept is None else [*unmade, lazy._kept]
-
-
-def _gradients(
-    outputs: Any,
-    inputs: Sequence[Any],
-    *,
-    allow_unused: bool | None = None,
-    materialize_grads: bool = False,
-    **options: Any,
-) -> tuple[Tensor | None, ...]:
-    """``torch.autograd.grad`` with regard to logits, among others."""
-    places = [_places(one) if isinstance(one, LazyLogits) else [with_numbers(one)] for one in inputs]
-    watched = {one._call for one in inputs if isinstance(one, LazyLogits)}
-    with ExitStack() as stack:
-        for call in watched:
-            stack.enter_context(call.watching())
-        found = iter(torch.autograd.grad(with_numbers(outputs), list(chain(*places)), allow_unused=True, **options))
-    gradients = [_total([next(found) for _ in part]) for part in places]
-    if materialize_grads:
-        return tuple(torch.zeros_like(one) if g is None else g for one, g in zip(inputs, gradients, strict=True))
-    if not allow_unused and any(gradient is None for gradient in gradients):
-        raise RuntimeError(
-            "One of the differentiated Tensors appears to not have been used in the graph. Set allow_unused=True if "
-            "this is the desired behavior."
-        )
-    return tuple(gradients)
-
-
-def _backward(tensors: Any, *, inputs: Sequence[Any] | None = None, **options: Any) -> None:
-    """``torch.autograd.backward``, into ``grad`` of logits too where they are among the inputs."""
-    made = [one._kept for one in inputs or () if isinstance(one, LazyLogits) and one._kept is not None]
-    tensors, options = with_numbers((tensors, options))
-    with torch._C.DisableTorchFunctionSubclass():
-        torch.autograd.backward(tensors, inputs=None if inputs is None else [*inputs, *made], **options)
-
-
-def _total(gradients: Sequence[Tensor | None]) -> Tensor | None:
-    there = [gradient for gradient in gradients if gradient is not None]
-    return sum(there[1:], there[0]) if there else None
-
-
-def _grad(lazy: LazyLogits) -> Tensor | None:
-    with torch._C.DisableTorchFunctionSubclass():
-        held = [lazy.grad] if lazy.retains_grad else []
-    kept = lazy._kept
-    return _total([*held, kept.grad] if kept is not None and kept.retains_grad else held)
-
-
-def _set_grad(lazy: LazyLogits, grad: Tensor | None) -> None:
-    with torch._C.DisableTorchFunctionSubclass():
-        lazy.grad = None
-    lazy._numbers().grad = grad
-
-
-def _retain_grad(lazy: LazyLogits) -> None:
-    lazy._call.watched = True
-    with torch._C.DisableTorchFunctionSubclass():
-        lazy.retain_grad()
-    lazy._numbers().retain_grad()
-
-
-class _Handles(ExitStack):
-    """Of a hook in both places that logits have in the graph."""
-
-    remove = ExitStack.close
-
-
-def _register_hook(lazy: LazyLogits, hook: Callable[[Tensor], Any]) -> _Handles:
-    lazy._call.watched = True
-    handles = _Handles()
-    with torch._C.DisableTorchFunctionSubclass():
-        handles.enter_context(Tensor.register_hook(lazy, hook))  # type: ignore[no-untyped-call]
-    handles.enter_context(Tensor.register_hook(lazy._numbers(), hook))  # type: ignore[no-untyped-call]
-    return handles
-
-
 _HANDLED: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.float: lambda lazy, **named: lazy._derived(lambda logits: logits.float(**named), lazy._h),
     Tensor.to: _cast,
@@ -393,16 +296,4 @@ _HANDLED: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.reshape: partial(_laid_out, Tensor.reshape),
     Tensor.__getitem__: _sliced,
     F.cross_entropy: _cross_entropy,
-}
-_DIFFERENTIATING: dict[Callable[..., Any], Callable[..., Any]] = {
-    torch.autograd.grad: _gradients,
-    torch.autograd.backward: _backward,
-}
-_GRAD: Any = vars(torch._C.TensorBase)["grad"]
-# Of logits that are made and of those that are not.
-_WATCHED: dict[Callable[..., Any], Callable[..., Any]] = {
-    _GRAD.__get__: _grad,
-    _GRAD.__set__: _set_grad,
-    Tensor.retain_grad: _retain_grad,
-    Tensor.register_hook: _register_hook,
 }

@@ -98,7 +98,7 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
         model.tie_weights()  # others may have set tensors of one layer alone
         state: dict[str, Tensor] = model.state_dict()
         for name, layer in tables(model).items():
-            state[f"{name}.weight"] = torch.empty(0, dtype=layer._dtype)
+            state[f"{name}.weight"] = torch.empty(0, dtype=layer._dtype, device="cpu")
         return state, checksums.header_entry(model, state)
 
     def _dequantize(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:

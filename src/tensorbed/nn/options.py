@@ -1,0 +1,82 @@
+"""What a layer over a table is given besides its sizes, and what of that is refused."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypedDict, TypeVar
+
+from tensorbed.checks import require_bool, require_int, require_number
+from tensorbed.structures import Format
+
+
+class TableOptions(TypedDict, total=False):
+    """Keyword arguments of every layer: those of ``torch.nn.Embedding``, and ``std`` and ``impl``."""
+
+    padding_idx: int | None
+    max_norm: float | None
+    norm_type: float
+    scale_grad_by_freq: bool
+    sparse: bool
+    std: float | None
+    impl: str
+
+
+OPTIONS = tuple(TableOptions.__annotations__)
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def wrapped_padding_idx(padding_idx: int | None, rows: int) -> int | None:
+    """A row number, negative ones counted from the end, as in ``torch.nn.Embedding``."""
+    if padding_idx is None:
+        return None
+    padding_idx = require_int(padding_idx, "padding_idx")
+    if not -rows <= padding_idx < rows:
+        raise ValueError(f"padding_idx={padding_idx} is not a row of a table of {rows} (valid: {-rows} to {rows - 1}).")
+    return padding_idx % rows
+
+
+def check_options(
+    *,
+    padding_idx: int | None = None,
+    max_norm: float | None = None,
+    norm_type: float = 2.0,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+    std: float | None = None,
+    impl: str = "auto",
+    **unknown: object,
+) -> None:
+    """Refuse what cannot be had before anything is drawn or fitted."""
+    if unknown:
+        names = ", ".join(unknown)
+        raise TypeError(f"unexpected argument {names}; besides the sizes there are {', '.join(OPTIONS)}, and dtype.")
+    if max_norm is not None:
+        raise ValueError(
+            f"max_norm={max_norm} is not supported: rows of a structured table share their numbers, so that one "
+            "cannot be renormalised without changing others. Leave max_norm=None and clip the output instead."
+        )
+    require_bool(scale_grad_by_freq, "scale_grad_by_freq")
+    if require_bool(sparse, "sparse"):
+        raise ValueError(
+            "sparse=True is not supported: every lookup touches the few shared tensors, whose gradients are "
+            "dense and small. Leave sparse=False; any optimiser works."
+        )
+    if std is not None:
+        require_number(std, "std", low=0)
+
+
+def check_format(format: object) -> None:
+    """A format, or an error that shows one."""
+    if not isinstance(format, Format):
+        made = f"{format.__name__}()" if isinstance(format, type) else "tb.TensorTrain(rank=16)"
+        raise TypeError(f"format must be a format such as {made}, got {format!r}.")
+
+
+def options_shown(function: Function) -> Function:
+    """Have ``inspect.signature``, and with it notebooks, list the options one by one, as type checkers see them."""
+    own = inspect.signature(function)
+    *named, _ = own.parameters.values()  # the last is **options
+    each = [one for one in inspect.signature(check_options).parameters.values() if one.kind is one.KEYWORD_ONLY]
+    function.__signature__ = own.replace(parameters=[*named, *each])  # type: ignore[attr-defined]
+    return function
