@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import tensorbed
@@ -109,6 +110,39 @@ def test_inspecting_a_file(tmp_path):
     assert words["spectrum"] == head["spectrum"]
     assert sum(value > 1e-6 for value in words["spectrum"]) == 4
     assert words["std"] == pytest.approx((2 / 3016) ** 0.5, rel=0.05)
+
+
+def test_inspecting_a_file_that_others_wrote(tmp_path):
+    torch.manual_seed(0)
+    table, path = torch.randn(3000, 16) * 0.5, tmp_path / "model.safetensors"
+    others = {
+        "layer.dense.weight": torch.randn(3000, 1500),  # not tall
+        "short.embedding": torch.randn(1999, 4),
+        "position_embeddings": torch.randn(3000, 1000),
+        "embedding.ids": torch.zeros(5000, 2, dtype=torch.long),
+        "embedding.cube": torch.randn(3000, 2, 2),
+    }
+    save_file({"words.weight": table, **others}, path, {"format": "pt"})
+    result = CliRunner().invoke(app, ["inspect", str(path)])
+    assert result.exit_code == 0, result.output
+    assert "words.weight could be QuantizedRows(bits=8)" in result.stdout
+    assert "note: 4 other tensors do not look like tables by name and shape" in result.stdout
+    assert "tensorbed plan" not in result.stdout
+    found = {one["name"]: one for one in json.loads(invoke("inspect", str(path), "--json").stdout)["layers"]}
+    assert set(found) == {"words.weight", "position_embeddings"}
+    words = found["words.weight"]
+    assert (words["layer"], words["kind"], words["numbers"], words["bytes"]) == ("tensor", "dense", 48_000, 192_000)
+    assert words["std"] == pytest.approx(table.square().mean().sqrt().item(), rel=1e-5)
+
+
+def test_inspecting_a_file_without_anything_to_say(tmp_path):
+    save_file({"x": torch.zeros(2)}, tmp_path / "x.safetensors")
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "x.safetensors")])
+    assert (result.exit_code, len(result.stdout.splitlines())) == (0, 2)
+    (tmp_path / "y.safetensors").write_bytes(b"hello")
+    result = CliRunner().invoke(app, ["inspect", str(tmp_path / "y.safetensors")])
+    assert result.exit_code == 1
+    assert "is damaged or not a safetensors file" in result.stderr
 
 
 def test_inspecting_numbers_that_are_none(tmp_path):
@@ -258,7 +292,9 @@ def test_tables_for_people_have_no_markup(capsys):
     report = SimpleNamespace(
         entries=[entry], left={EVIL: "[/]"}, warnings=[EVIL], notes=[EVIL], ratio=2.0, bytes_before=8, bytes_after=4
     )
-    done = SimpleNamespace(report=report, notes=[EVIL], out=EVIL, source="[x]", disk_before=8, disk_after=4)
+    done = SimpleNamespace(
+        report=report, notes=[EVIL], out=EVIL, source="[x]", disk_before=8, disk_after=4, unpacked=None
+    )
     terminal.show_compressed(done)
     text = capsys.readouterr().out
     assert shown_only(text.replace("\n", ""))

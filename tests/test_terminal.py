@@ -18,7 +18,7 @@ def shown(monkeypatch, capsys, width):
     monkeypatch.setattr(terminal, "_WIDE", width)
     sizes = {"ratio": 1.81, "bytes_before": 90_860_000, "bytes_after": 50_230_000}
     report = SimpleNamespace(entries=list(map(entry, NAMES)), left={}, notes=[], warnings=[], **sizes)
-    disk = {"disk_before": 90_870_000, "disk_after": 50_240_000}
+    disk = {"disk_before": 90_870_000, "disk_after": 50_240_000, "unpacked": None}
     terminal.show_compressed(SimpleNamespace(report=report, notes=[], out="small", source="large", **disk))
     return capsys.readouterr().out.splitlines()
 

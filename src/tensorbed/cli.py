@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from tensorbed import terminal
@@ -63,6 +64,14 @@ class _Name(StrEnum):
     auto = "auto"
 
 
+class _Dtype(StrEnum):
+    """Of weights, as torch names them."""
+
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+
+
 def _say_version(wanted: bool) -> None:
     if wanted:
         terminal.say(f"tensorbed {__version__}")
@@ -90,13 +99,14 @@ def main(
 
 @app.command()
 def inspect(
-    what: Annotated[Path, typer.Argument(metavar="MODEL-DIR|FILE", help="A folder of a model; a file of tb.save.")],
+    what: Annotated[Path, typer.Argument(metavar="MODEL-DIR|FILE", help="A folder of a model; a safetensors file.")],
     as_json: AsJson = False,
 ) -> None:
     """What is inside: tables, their structure and sizes, the scale of their numbers and their spectrum.
 
     Dense tables of at least 2,000 rows are shown too, with what they could be. The spectrum is that of a sample of
-    rows: one that falls fast can be of low rank, a flat one not.
+    rows: one that falls fast can be of low rank, a flat one not. Of a file that tb.save did not write, such as
+    model.safetensors, tensors are shown that look like tables by name and shape.
 
     Example: `tensorbed inspect all-MiniLM-L6-v2`
     """
@@ -104,7 +114,7 @@ def inspect(
         _integration("folders")
     found = look_into(what)
     _show(found, as_json)
-    if any(one.possible for one in found.layers) and not as_json:
+    if what.is_dir() and any(one.possible for one in found.layers) and not as_json:
         terminal.say(f"Measure what that costs: tensorbed plan {shlex.quote(str(what))} --ratio 7")
 
 
@@ -134,11 +144,11 @@ def plan(
     notes: list[str] = []
     if len(what) == 1 and not _SIZE.fullmatch(what[0]) and Path(what[0]).exists():
         folders = _integration("folders")
-        model, _ = folders.load_model(folders.opened(what[0]))
+        model, notes = folders.load_model(folders.opened(what[0]))
         where = {"ratio": ratio, "budget": budget, "min_rows": min_rows or MIN_ROWS, "skip": skip or ()}
         compressing = _integration("compressing")
         found = compressing.planned(model, where, careful=False, calibrated=False)
-        notes = compressing.notes_on_plan(model, found)
+        notes += compressing.notes_on_plan(model, found)
     else:
         sizes = _tables(what)
         if min_rows is not None or skip:
@@ -191,6 +201,10 @@ def compress(
         Path | None,
         typer.Option(metavar="FILE", help="Texts, one a line, that the model reads: errors are weighed as met there."),
     ] = None,
+    dtype: Annotated[
+        _Dtype | None,
+        typer.Option(help="Of the weights that stay dense; that of MODEL-DIR if not said, float32 of GGUF."),
+    ] = None,
     yes: Annotated[
         bool,
         typer.Option("--yes", help="Also formats that are likely to spoil a vocabulary head, to be trained again."),
@@ -222,6 +236,8 @@ def compress(
         include_heads=not no_heads,
         force=force,
         calibrate=texts,
+        dtype=None if dtype is None else getattr(torch, dtype),
+        tell=lambda message: terminal.complain(f"tensorbed: {terminal.in_its_words(message)}"),
         careful=not yes,
     )
     if as_json:

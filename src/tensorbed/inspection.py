@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from tensorbed.checksums import Checksums
+from tensorbed.contents import FORMAT, opened
 from tensorbed.decompose.powers import far_exponent, frobenius, shifted
 from tensorbed.files import described_in, layers_in
 from tensorbed.finding import MIN_ROWS, declared_heads
@@ -23,6 +26,7 @@ from tensorbed.structures.formats import Budget, Format, OutOfReachError
 from tensorbed.structures.product_quantized import ProductQuantized
 from tensorbed.structures.quantized_rows import QuantizedRows
 
+_TALL = 4  # times as many rows as columns: most weights that are no tables have fewer
 _ROWS = 4096  # a table is looked at through so many of its rows
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 24
@@ -63,6 +67,7 @@ class Inspection:
 
     layers: tuple[Inspected, ...]
     version: int | None = None
+    notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and lists, for JSON."""
@@ -92,23 +97,57 @@ class Inspection:
             if not one.finite:
                 name = printable(one.name) or "(alone)"
                 lines.append(f"{name} holds NaN or infinite numbers; no format can be fitted to it.")
-        return "\n".join(lines)
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     __repr__ = __str__
 
 
 def inspect(what: nn.Module | str | os.PathLike[str]) -> Inspection:
     """The layers of this library and the large dense tables, in a model or a folder of transformers; or the layers in a
-    file of :func:`tensorbed.save`.
+    file of :func:`tensorbed.save`; or what may be tables in any other safetensors file, which tells names and shapes
+    alone: tensors of at least 2,000 rows that have four times as many as columns, or ``emb`` in their name.
     """
     if not isinstance(what, nn.Module) and Path(what).is_dir():
-        from tensorbed.integrations.transformers.folders import load_model, opened
+        from tensorbed.integrations.transformers import folders
 
-        what, _ = load_model(opened(what))
+        what, _ = folders.load_model(folders.opened(what))
     if isinstance(what, nn.Module):
         return _of_model(what)
+    if (plain := _of_plain_file(Path(what))) is not None:
+        return plain
     version = described_in(what)["version"]
     return Inspection(tuple(_of_layer(name, layer) for name, layer in layers_in(what).items()), version)
+
+
+def _of_plain_file(path: Path) -> Inspection | None:
+    """What may be tables in a file that others wrote; ``None`` for one of :func:`tensorbed.save`."""
+    with opened(path) as file:
+        header = file.metadata() or {}
+        if header.get("format") == FORMAT:
+            return None
+        if Checksums.read(header, path) is not None:
+            raise ValueError(f"{path} is of a compressed model; look into its folder, {path.parent}.")
+        found, others = [], 0
+        for name in sorted(file.keys()):
+            part = file.get_slice(name)
+            if _may_be_table(name, part.get_shape(), part.get_dtype()):
+                found.append(_of_tensor(name, file.get_tensor(name)))
+            else:
+                others += 1
+    note = (
+        f"{others} other tensors do not look like tables by name and shape; a folder with config.json tells which are."
+    )
+    return Inspection(tuple(found), notes=(note,))
+
+
+def _may_be_table(name: str, shape: Sequence[int], dtype: str) -> bool:
+    if len(shape) != 2 or shape[0] < MIN_ROWS or not shape[1] or dtype not in ("F64", "F32", "F16", "BF16"):
+        return False
+    return shape[0] >= _TALL * shape[1] or "emb" in name.lower()
+
+
+def _of_tensor(name: str, tensor: Tensor) -> Inspected:
+    return replace(_of_dense(name, nn.Embedding.from_pretrained(tensor), tied=False), layer="tensor")
 
 
 def _of_model(model: nn.Module) -> Inspection:

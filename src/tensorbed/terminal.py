@@ -129,13 +129,17 @@ def show_compressed(done: Any) -> None:
     """A :class:`CompressedFolder`, and what to do next."""
     report, console = done.report, _console()
     table = _Table(("table", "size", "format", "MB before", "after", "ratio", "fit error"), "<<<>>>>", wraps="format")
+    if done.unpacked is not None:
+        sizes = (_megabytes(done.disk_before), _megabytes(done.unpacked), _times(done.disk_before, done.unpacked), "")
+        table.add("unpacked from GGUF", "", done.dtype, *sizes)
     for e in report.entries:
         error = "-" if e.error is None else f"{e.error:.3f}"
         sizes = (_megabytes(e.bytes_before), _megabytes(e.bytes_after), f"{e.ratio:,.1f}", error)
         table.add(" = ".join(e.names), f"{e.rows:,} x {e.cols:,}", e.format, *sizes)
     sizes = (_megabytes(report.bytes_before), _megabytes(report.bytes_after), f"{report.ratio:,.2f}", "")
     table.add("whole model", "", "", *sizes, style="bold")
-    table.add("weights on disk", "", "", _megabytes(done.disk_before), _megabytes(done.disk_after), _times(done), "")
+    sizes = (_megabytes(done.disk_before), _megabytes(done.disk_after), _times(done.disk_before, done.disk_after), "")
+    table.add("weights on disk", "", "", *sizes)
     table.show(console)
     for name, reason in report.left.items():
         console.print(f"left as it was: {name}, {in_its_words(reason)}", style="dim")
@@ -168,8 +172,8 @@ def show_verified(found: Any) -> None:
         console.print(f"note: {note}", style="yellow")
 
 
-def _times(done: Any) -> str:
-    return f"{done.disk_before / max(1, done.disk_after):,.2f}"
+def _times(before: int, after: int) -> str:
+    return f"{before / max(1, after):,.2f}"
 
 
 def _megabytes(count: int) -> str:

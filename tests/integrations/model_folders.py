@@ -64,3 +64,44 @@ def make_llama(folder, **options):
     small("LlamaForCausalLM", tie_word_embeddings=True, **options).to(torch.bfloat16).save_pretrained(folder)
     save_tokenizer(folder)
     return folder
+
+
+def make_gguf(folder):
+    """One file with everything, its matrices in eight bits, as other programs write it."""
+    import gguf
+
+    model = small("LlamaForCausalLM", tie_word_embeddings=True, intermediate_size=64)
+    config = model.config
+    folder.mkdir()
+    file = gguf.GGUFWriter(folder / "tiny.gguf", "llama")
+    file.add_block_count(config.num_hidden_layers)
+    file.add_context_length(config.max_position_embeddings)
+    file.add_embedding_length(config.hidden_size)
+    file.add_feed_forward_length(config.intermediate_size)
+    file.add_head_count(config.num_attention_heads)
+    file.add_head_count_kv(config.num_key_value_heads)
+    file.add_layer_norm_rms_eps(config.rms_norm_eps)
+    file.add_vocab_size(ROWS)
+    tokens = ["<unk>", "t", "h", "e", "th", *WORDS]
+    tokens += [f"word{number}" for number in range(ROWS - len(tokens))]
+    file.add_tokenizer_model("gpt2")
+    file.add_token_list(tokens)
+    file.add_token_types([1] * ROWS)
+    file.add_token_merges(["t h", "th e"])
+    file.add_bos_token_id(0)
+    file.add_eos_token_id(0)
+    eight = gguf.GGMLQuantizationType.Q8_0
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        stored, numbers = names.get_name(name, try_suffixes=(".weight",)), tensor.numpy()
+        if name == "lm_head.weight":
+            continue
+        if numbers.ndim == 2:
+            file.add_tensor(stored, gguf.quants.quantize(numbers, eight), raw_dtype=eight)
+        else:
+            file.add_tensor(stored, numbers)
+    file.write_header_to_file()
+    file.write_kv_data_to_file()
+    file.write_tensors_to_file()
+    file.close()
+    return folder

@@ -14,7 +14,7 @@ from commands import SMALL, invoke, make_folders, python, refused, run
 from model_folders import make_bert, make_llama
 from safetensors.torch import load_file, save_file
 
-from tensorbed.integrations.transformers import folders
+from tensorbed.integrations.transformers import folders, placing
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +146,7 @@ def test_a_replacement_that_fails_is_undone(tmp_path, monkeypatch):
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(OSError, match="cannot"), folders.put_in_place(out) as part:
+    with pytest.raises(OSError, match="cannot"), placing.put_in_place(out) as part:
         (part / "new").touch()
     assert files(tmp_path) == {"out/old"}
 
@@ -178,13 +178,13 @@ def killed(made, tmp_path):
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from tensorbed.integrations.transformers import folders\n"
+        "from tensorbed.integrations.transformers import placing\n"
         "rename = Path.rename\n"
         "def killed(path, target):\n"
         "    rename(path, target)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "Path.rename = killed\n"
-        "with folders.put_in_place(Path(sys.argv[1])) as part:\n"
+        "with placing.put_in_place(Path(sys.argv[1])) as part:\n"
         "    (part / 'new').touch()\n"
     )
     assert python("-c", code, out).returncode == -signal.SIGKILL
@@ -231,6 +231,14 @@ def test_inspecting_dense_tables(tmp_path):
     assert "lm_head             Linear (tied)  dense" in said
     assert "model.embed_tokens could be QuantizedRows(bits=8)" in said
     assert f"tensorbed plan {folder} --ratio" in said
+
+
+def test_inspecting_the_file_of_a_folder(made, tmp_path):
+    folder = make_llama(tmp_path / "large", vocab_size=2400)
+    said = run("inspect", folder / "model.safetensors")
+    assert "model.embed_tokens.weight  tensor  dense  2,400 x 32" in said
+    said = refused("inspect", made / "small" / "model.safetensors")
+    assert said.endswith(f"is of a compressed model; look into its folder, {made / 'small'}.")
 
 
 @pytest.mark.parametrize("command", [("compress", "{}", "{}.out"), ("plan", "{}", "--ratio", "2"), ("inspect", "{}")])

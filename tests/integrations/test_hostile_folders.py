@@ -281,10 +281,10 @@ def test_a_folder_that_appears_meanwhile_is_not_replaced(models, tmp_path, monke
     """Fits take minutes; another command may have written to the same place."""
     out, load = tmp_path / "out", folders.load_model
 
-    def slow(folder):
+    def slow(folder, dtype):
         out.mkdir()
         (out / "mine").touch()
-        return load(folder)
+        return load(folder, dtype)
 
     monkeypatch.setattr("tensorbed.integrations.transformers.compressing.load_model", slow)
     assert "exists already" in refused("compress", models / "bert", out, *INT8)

@@ -2,39 +2,43 @@
 
 from __future__ import annotations
 
+import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
 from torch import nn
 
 from tensorbed.convert import compress_
-from tensorbed.finding import MIN_ROWS, Formats
+from tensorbed.finding import MIN_ROWS, Formats, Weight, found_tables
 from tensorbed.integrations.transformers.folders import (
     Folder,
     Rest,
-    check_target,
     load_model,
     load_tokenizer,
     opened,
-    put_in_place,
     quiet,
     refuse_adapter,
     rest_of,
     token_limit,
 )
+from tensorbed.integrations.transformers.placing import check_space, check_target, megabytes, put_in_place
 from tensorbed.nn.head import Head
-from tensorbed.planning import SpoilsHeadsError, plan
+from tensorbed.planning import SpoilsHeadsError, parsed_bytes, plan
 from tensorbed.plans import Plan
 from tensorbed.progress import track
 from tensorbed.report import Report
 from tensorbed.structures import Format
+from tensorbed.structures.dense import Dense
+from tensorbed.structures.formats import Budget
 
 _HARMLESS = 0.02  # a fit error that no head is hurt by; 8 bits have less
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # what systems say of a disk without space, or without more for this user
 _WAYS_OUT = (
     "Ask for no more than that, give --calibrate FILE with a few hundred lines of typical text, or say --yes if the "
     "model is trained again afterwards."
@@ -48,6 +52,8 @@ class CompressedFolder:
 
     Attributes:
         disk_before, disk_after: bytes of the weights on disk.
+        unpacked: of a GGUF file, bytes of its weights as they come out of it, in the dtype that they have then.
+        dtype: of the weights that are not compressed.
     """
 
     source: Path
@@ -56,6 +62,8 @@ class CompressedFolder:
     disk_before: int
     disk_after: int
     notes: tuple[str, ...]
+    unpacked: int | None
+    dtype: str
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, for JSON."""
@@ -66,6 +74,8 @@ class CompressedFolder:
             "disk_before": self.disk_before,
             "disk_after": self.disk_after,
             "notes": list(self.notes),
+            "unpacked": self.unpacked,
+            "dtype": self.dtype,
         }
 
 
@@ -83,6 +93,8 @@ def compress_folder(
     force: bool = False,
     calibrate: Sequence[str] | None = None,
     careful: bool = True,
+    dtype: torch.dtype | None = None,
+    tell: Callable[[str], None] | None = None,
 ) -> CompressedFolder:
     """Compress the model of a folder into another, which has the tokenizer and all small files of the first.
 
@@ -94,6 +106,8 @@ def compress_folder(
             :func:`tensorbed.compress_`.
         careful: refuse a ``ratio`` or ``budget`` at which a vocabulary head is likely to be spoilt, where there are no
             texts to calibrate it with.
+        dtype: of the model, by default that of its file; ratios are counted from it.
+        tell: called with what the user should know before the work begins.
     """
     source, out = Path(source), Path(out)
     folder = opened(source)
@@ -102,27 +116,97 @@ def compress_folder(
         raise ValueError(f"{source} is compressed already; compress the model it was made of.")
     refuse_adapter(folder.place)
     rest = rest_of(folder)
-    model, notes = load_model(folder)
-    read = None if calibrate is None else _reader(folder, calibrate)
+    model, notes = load_model(folder, dtype)
     where: Any = {"min_rows": min_rows, "skip": skip, "tied": "untie" if untie else "keep"}
     where["include_heads"] = include_heads
+    size = ExpectedSize.of(model, format, ratio, budget, where)
+    check_space(out, size.after + rest.bytes(folder.root))
+    if folder.gguf and tell is not None:
+        tell(_note_on_unpacking(folder, out, size, model.dtype))
+    # Of a GGUF file it is written anew: whether that can be shall be known before the fit.
+    tokenizer = load_tokenizer(folder) if folder.gguf or calibrate is not None else None
+    read = None if calibrate is None else _reader(folder, tokenizer, calibrate)
     formats: Formats = format or planned(model, {"ratio": ratio, "budget": budget, **where}, careful, read is not None)
+    _refuse_to_leave_all(formats, source)
     report = compress_(model, formats, calibrate=read, **where)
     if not report.entries:
         raise ValueError(f"{source}: {report.warnings[0]} Lower --min-rows (min_rows) if a table is too small.")
     heads = {e.names[0]: e.error for e in report.entries if any(_is_head(model, name) for name in e.names)}
     notes += _notes_on_heads(heads, formats, calibrate is not None)
     check_target(out, source, force)  # again: fits take minutes
-    with put_in_place(out) as part:
-        _write(folder, rest, model, part)
-    notes += rest.notes
-    after = opened(out).weight_bytes
-    return CompressedFolder(source, out, report, folder.weight_bytes, after, tuple(notes))
+    with put_in_place(out) as part, _naming_the_disk(out):
+        _write(folder, rest, model, tokenizer, part)
+    return CompressedFolder(
+        source=source,
+        out=out,
+        report=report,
+        disk_before=folder.weight_bytes,
+        disk_after=opened(out).weight_bytes,
+        notes=(*notes, *rest.notes),
+        unpacked=size.before if folder.gguf else None,
+        dtype=str(model.dtype).removeprefix("torch."),
+    )
 
 
-def _reader(folder: Folder, texts: Sequence[str]) -> Callable[[Any], None]:
+@dataclass(frozen=True)
+class ExpectedSize:
+    """Bytes of a model's weights before it is compressed and, as far as can be told without a fit, after."""
+
+    before: int
+    after: int
+
+    @classmethod
+    def of(
+        cls, model: nn.Module, format: Format | None, ratio: float | None, budget: str | int | None, where: Any
+    ) -> Self:
+        """Sizes of a format are known; of one to be chosen, what it has to keep to."""
+        options = where["min_rows"], tuple(where["skip"]), where["include_heads"], where["tied"]
+        weights, _ = found_tables(model, format or Dense(), *options)
+        dense = sum(weight.tensor.nbytes for weight in weights)
+        if format is not None:
+            copies = [len(weight.places) if where["tied"] == "untie" else 1 for weight in weights]
+            after = sum(_bytes(weight, format) * count for weight, count in zip(weights, copies, strict=True))
+        else:
+            after = int(dense / ratio) if ratio is not None else min(dense, parsed_bytes(budget))
+        before = sum({id(t): t.nbytes for t in model.state_dict(keep_vars=True).values()}.values())
+        kept = sum(weight.tensor.nbytes for weight in weights if _is_held_elsewhere(weight, model))
+        return cls(before, before - dense + kept + after)
+
+
+def _is_held_elsewhere(weight: Weight, model: nn.Module) -> bool:
+    """Whether a layer that is not compressed goes on with it, its tie broken."""
+    places = {id(module) for module in weight.places.values()}
+    others = (module for module in model.modules() if id(module) not in places)
+    return any(parameter is weight.tensor for module in others for parameter in module._parameters.values())
+
+
+def _bytes(weight: Weight, format: Format) -> int:
+    (rows, cols), dtype = weight.tensor.shape, weight.tensor.dtype
+    try:
+        return format.bind(Budget(rows, cols, dtype)).bytes(dtype)
+    except ValueError:  # the fit will say why
+        return 0
+
+
+def _note_on_unpacking(folder: Folder, out: Path, size: ExpectedSize, dtype: torch.dtype) -> str:
+    smaller = ", or about half of that with --dtype bfloat16" if dtype.itemsize > 2 else ""
+    return (
+        f"{folder.gguf} is unpacked: {megabytes(folder.weight_bytes)} become {megabytes(size.before)} in "
+        f"{str(dtype).removeprefix('torch.')}, of which the tables alone are compressed; {out} will take about "
+        f"{megabytes(size.after)}{smaller}."
+    )
+
+
+def _refuse_to_leave_all(formats: Formats, source: Path) -> None:
+    if isinstance(formats, Plan) and not any(formats.values()):
+        raise ValueError(
+            f"{source}: all tables may stay as they are, they take {megabytes(formats.dense)} and "
+            f"{megabytes(int(formats.allowed))} are allowed; ask for less, --ratio 7 for instance."
+        )
+
+
+def _reader(folder: Folder, tokenizer: Any, texts: Sequence[str]) -> Callable[[Any], None]:
     """Runs a model on texts, one at a time: what is padded would be counted as used."""
-    tokenizer = load_tokenizer(folder)
     with quiet():
         limit = token_limit(folder, tokenizer, _TOKENS)
         ids = tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
@@ -182,13 +266,23 @@ def _notes_on_heads(heads: Mapping[str, float | None], formats: Formats, calibra
     return notes
 
 
-def _write(folder: Folder, rest: Rest, model: Any, part: Path) -> None:
+def _write(folder: Folder, rest: Rest, model: Any, tokenizer: Any, part: Path) -> None:
     """The rest of the folder first, so that what the model itself saves prevails."""
     rest.copy(folder.root, part)
+    with quiet():
+        model.save_pretrained(part / folder.inside)
+        if folder.gguf:
+            tokenizer.save_pretrained(part / folder.inside)
+
+
+@contextmanager
+def _naming_the_disk(out: Path) -> Iterator[None]:
+    """Of a disk that is full, say what was to be written to it, and that nothing of it is left."""
     try:
-        with quiet():
-            model.save_pretrained(part / folder.inside)
-            if folder.gguf:
-                load_tokenizer(folder).save_pretrained(part / folder.inside)
+        yield
     except SafetensorError as error:  # which is no OSError, not even of a full disk
-        raise OSError(f"the weights cannot be written to {part}: {error}") from error
+        raise OSError(f"{out} cannot be written, and nothing of it is left: {error}") from error
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        raise OSError(f"{out} cannot be written, and nothing of it is left: {error.strerror}.") from error

@@ -1,11 +1,10 @@
-"""Folders of models: what is in one, its model and tokenizer, and a new one put in place when it is complete."""
+"""Folders of models: what is in one, its model and tokenizer, and its other files."""
 
 from __future__ import annotations
 
 import glob
 import json
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,12 +13,12 @@ from importlib.util import find_spec
 from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
+import torch
 import transformers
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging
 
 from tensorbed.contents import check_readable
-from tensorbed.files import sync, sync_folder
 from tensorbed.integrations.transformers.paths import leads_outside, path_below
 
 # Weights, of any framework, and what indexes them.
@@ -29,7 +28,7 @@ _WEIGHTS = (
 )
 # transformers takes the first kind that it finds.
 _LOADED = (".safetensors", ".bin", ".gguf")
-_TOKEN = 4  # bytes that tell folders of one name apart while they are written
+TOKEN = 4  # bytes that tell folders of one name apart while they are written
 _LARGE = 100_000_000  # bytes; a vocabulary has less
 
 
@@ -80,6 +79,8 @@ class Folder:
 def opened(path: str | os.PathLike[str]) -> Folder:
     """What a folder holds, from its small files."""
     root = Path(path)
+    if root.is_file():
+        raise NotADirectoryError(f"{root} is a file; give the folder that it is in, with its config.json.")
     if not root.is_dir():
         old = left_of(root)
         left = f" A command that was killed left the one that was there as {old}; rename it." if old else ""
@@ -156,9 +157,9 @@ def _json(file: Path) -> Any:
         raise ValueError(f"{file} is damaged: {error}.") from None
 
 
-def load_model(folder: Folder) -> tuple[PreTrainedModel, list[str]]:
+def load_model(folder: Folder, dtype: torch.dtype | None = None) -> tuple[PreTrainedModel, list[str]]:
     """The model, of the class that its config names and in the dtype of its file, and what the user should know."""
-    options: dict[str, Any] = {"dtype": "auto", "local_files_only": True, "output_loading_info": True}
+    options: dict[str, Any] = {"dtype": dtype or "auto", "local_files_only": True, "output_loading_info": True}
     notes = []
     architectures = folder.config.get("architectures")
     named = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
@@ -244,6 +245,9 @@ class Rest:
     files: tuple[PurePath, ...]
     notes: tuple[str, ...]
 
+    def bytes(self, root: Path) -> int:
+        return sum((root / file).stat().st_size for file in self.files)
+
     def copy(self, root: Path, to: Path) -> None:
         for file in self.files:
             (to / file).parent.mkdir(parents=True, exist_ok=True)
@@ -318,72 +322,5 @@ def left_of(out: Path) -> Path | None:
     out = out.resolve()
     if out.exists():
         return None
-    beside = out.parent.glob(f".{glob.escape(out.name)}.{'[0-9a-f]' * 2 * _TOKEN}.old")
+    beside = out.parent.glob(f".{glob.escape(out.name)}.{'[0-9a-f]' * 2 * TOKEN}.old")
     return max(beside, key=lambda path: path.stat().st_ctime, default=None)
-
-
-def check_target(out: Path, source: Path, force: bool) -> None:
-    """Refuse what would lose something, before any work is done; what a killed command took away is put back first."""
-    here, there = out.resolve(), source.resolve()
-    if here == there or here in there.parents or there in here.parents:
-        raise ValueError(f"{out} and {source} lie in each other; write to a folder of its own.")
-    if not here.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {out.parent}; make it first.")
-    if old := left_of(here):
-        old.rename(here)
-    if not here.exists() or (here.is_dir() and not any(here.iterdir())):
-        return
-    if not here.is_dir():
-        raise FileExistsError(f"{out} is a file; name a folder.")
-    if not force:
-        raise FileExistsError(f"{out} exists already; --force (force=True) replaces it.")
-    if not _is_ours(here):
-        raise FileExistsError(
-            f"{out} was not written by tensorbed, its config.json has no quant_method tensorbed, and so it is not "
-            "replaced; remove it yourself, or name another."
-        )
-
-
-def _is_ours(folder: Path) -> bool:
-    try:
-        return opened(folder).is_compressed
-    except (OSError, ValueError):
-        return False
-
-
-@contextmanager
-def put_in_place(out: Path) -> Iterator[Path]:
-    """A folder beside ``out`` to write into, which takes its place at the end: there is the old one or the new one.
-
-    But for a kill between two renames: then there is neither, and the old one is whole in ``.OUT.*.old``, from where
-    :func:`check_target` brings it back.
-    """
-    out = out.resolve()  # of a link, what it points to is replaced
-    beside = f".{out.name}.{secrets.token_hex(_TOKEN)}"
-    part, old = out.with_name(f"{beside}.part"), out.with_name(f"{beside}.old")
-    part.mkdir()
-    try:
-        yield part
-        _finish(part)
-        if out.exists():
-            out.rename(old)
-        try:
-            part.rename(out)
-        except OSError:
-            if old.exists():
-                old.rename(out)
-            raise
-        shutil.rmtree(old, ignore_errors=True)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _finish(folder: Path) -> None:
-    """Readable by whom the folder is, weights too, and written by the system and not only kept in its memory."""
-    shared = folder.stat().st_mode & 0o666
-    for path in (*folder.rglob("*"), folder):
-        if path.is_file():
-            path.chmod(shared)
-            sync(path)
-        else:
-            sync_folder(path)

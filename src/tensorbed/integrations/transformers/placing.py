@@ -1,0 +1,111 @@
+"""A new folder: checked before any work is done, written beside itself, and put in place when it is complete."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tensorbed.files import sync, sync_folder
+from tensorbed.integrations.transformers.folders import TOKEN, left_of, opened
+
+
+def check_target(out: Path, source: Path, force: bool) -> None:
+    """Refuse what would lose something, before any work is done; what a killed command took away is put back first."""
+    here, there = out.resolve(), source.resolve()
+    if here == there or here in there.parents or there in here.parents:
+        raise ValueError(f"{out} and {source} lie in each other; write to a folder of its own.")
+    if not here.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {out.parent}; make it first.")
+    _check_writable(here)
+    if old := left_of(here):
+        old.rename(here)
+    if not here.exists() or (here.is_dir() and not any(here.iterdir())):
+        return
+    if not here.is_dir():
+        raise FileExistsError(f"{out} is a file; name a folder.")
+    if not force:
+        raise FileExistsError(f"{out} exists already; --force (force=True) replaces it.")
+    if not _is_ours(here):
+        raise FileExistsError(
+            f"{out} was not written by tensorbed, its config.json has no quant_method tensorbed, and so it is not "
+            "replaced; remove it yourself, or name another."
+        )
+
+
+def _check_writable(out: Path) -> None:
+    """By trying: permissions do not tell of file systems that are read-only, nor of names that are too long."""
+    beside = _beside(out, "part")
+    try:
+        beside.mkdir()
+        beside.rmdir()
+    except OSError as error:
+        raise OSError(
+            f"{out.parent} cannot be written to ({error.strerror}), and {out.name} would be in it; write to another "
+            "folder, or change its permissions."
+        ) from None
+
+
+def check_space(out: Path, needed: int) -> None:
+    """Refuse what will not fit, before any work is done; something may fill the disk all the same."""
+    free = shutil.disk_usage(out.resolve().parent).free
+    if free < needed:
+        raise OSError(
+            f"{out} will take about {megabytes(needed)}, and its disk has {megabytes(free)} left; free some space, or "
+            "write to another disk."
+        )
+
+
+def megabytes(count: int) -> str:
+    """For people."""
+    return f"{count / 1e6:,.1f} MB"
+
+
+def _beside(out: Path, what: str) -> Path:
+    return out.with_name(f".{out.name}.{secrets.token_hex(TOKEN)}.{what}")
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        return opened(folder).is_compressed
+    except (OSError, ValueError):
+        return False
+
+
+@contextmanager
+def put_in_place(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` to write into, which takes its place at the end: there is the old one or the new one.
+
+    But for a kill between two renames: then there is neither, and the old one is whole in ``.OUT.*.old``, from where
+    :func:`check_target` brings it back.
+    """
+    out = out.resolve()  # of a link, what it points to is replaced
+    part, old = _beside(out, "part"), _beside(out, "old")
+    part.mkdir()
+    try:
+        yield part
+        _finish(part)
+        if out.exists():
+            out.rename(old)
+        try:
+            part.rename(out)
+        except OSError:
+            if old.exists():
+                old.rename(out)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _finish(folder: Path) -> None:
+    """Readable by whom the folder is, weights too, and written by the system and not only kept in its memory."""
+    shared = folder.stat().st_mode & 0o666
+    for path in (*folder.rglob("*"), folder):
+        if path.is_file():
+            path.chmod(shared)
+            sync(path)
+        else:
+            sync_folder(path)
