@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Self, Unpack
 from weakref import WeakSet
 
@@ -330,9 +330,9 @@ class StructuredTable(nn.Module):
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         errors: list[str] = args[-1]
         dense = state_dict.get(f"{prefix}weight")
-        if dense is not None and dense.numel() == 0:  # says that there is none, see integrations.transformers
-            del state_dict[f"{prefix}weight"]
-        elif dense is not None:
+        for name in _notices(state_dict, prefix, set(self._own())):
+            del state_dict[name]
+        if dense is not None and dense.numel():
             errors.append(
                 f'"{prefix}weight" is a dense table of shape {tuple(dense.shape)}; this layer keeps a '
                 f"{self.structure.kind} of it. Fit one with {type(self).__name__}.from_pretrained(table, ...)."
@@ -341,6 +341,12 @@ class StructuredTable(nn.Module):
         before = self._own()
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._settle(before)  # tensors may have been assigned and not copied into
+
+
+def _notices(state_dict: Mapping[str, Any], prefix: str, own: Collection[str]) -> list[str]:
+    """Empty tensors beside those of a layer, which speak to those who do not know it, see integrations.transformers."""
+    others = [name for name in state_dict if name.startswith(prefix) and name.removeprefix(prefix) not in own]
+    return [name for name in others if isinstance(state_dict[name], Tensor) and not state_dict[name].numel()]
 
 
 class Peers:

@@ -16,7 +16,7 @@ from transformers.integrations.accelerate import load_offloaded_parameter
 
 from tensorbed.checks import frames_in_packages
 from tensorbed.checksums import Checksums
-from tensorbed.integrations.transformers.config import TensorbedConfig
+from tensorbed.integrations.transformers.config import METHOD, TensorbedConfig
 from tensorbed.integrations.transformers.ties import tables
 
 
@@ -75,5 +75,5 @@ def check_files(
 
 
 def _text(config: TensorbedConfig) -> str:
-    """The same for a config that was made and for one that was read."""
-    return json.dumps(config.to_dict(), sort_keys=True)
+    """The same for a config that was made and for one that was read, whatever the method was called in files."""
+    return json.dumps({"quant_method": METHOD, **config.description()}, sort_keys=True)

@@ -16,6 +16,7 @@ from torch import nn
 
 from tensorbed.convert import compress_
 from tensorbed.finding import MIN_ROWS, Formats, Weight, found_tables
+from tensorbed.integrations.transformers.cards import note_on, write_note
 from tensorbed.integrations.transformers.folders import (
     Folder,
     Rest,
@@ -136,6 +137,7 @@ def compress_folder(
     check_target(out, source, force)  # again: fits take minutes
     with put_in_place(out) as part, _naming_the_disk(out):
         _write(folder, rest, model, tokenizer, part)
+        write_note(part, note_on(model, out.resolve().name, of_sentences=folder.modules is not None))
     return CompressedFolder(
         source=source,
         out=out,
@@ -270,7 +272,7 @@ def _write(folder: Folder, rest: Rest, model: Any, tokenizer: Any, part: Path) -
     """The rest of the folder first, so that what the model itself saves prevails."""
     rest.copy(folder.root, part)
     with quiet():
-        model.save_pretrained(part / folder.inside)
+        type(model).save_pretrained(model, part / folder.inside)  # its own, without a note on this folder
         if folder.gguf:
             tokenizer.save_pretrained(part / folder.inside)
 

@@ -15,6 +15,8 @@ from tensorbed.finding import Formats
 from tensorbed.printable import short_messages
 
 METHOD = "tensorbed"
+# What config.json has: transformers prints it where it knows no such method, and then it says what is missing.
+METHOD_IN_FILES = "tensorbed (import tensorbed.integrations.transformers before loading)"
 GGUF = "gguf"  # how a file was read; the model is dense
 VERSION = 1
 
@@ -34,6 +36,7 @@ def _check_layers(layers: Any, untied: Any) -> None:
         raise ValueError(f"quantization_config: untied must be a list of names, got {untied!r}.")
 
 
+@register_quantization_config(METHOD_IN_FILES)
 @register_quantization_config(METHOD)
 class TensorbedConfig(QuantizationConfigMixin):  # type: ignore[misc]
     """How to compress a model while it is loaded, or what the layers of a compressed one are.
@@ -71,7 +74,11 @@ class TensorbedConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON. A format is not kept: what came of it is, layer by layer."""
-        return {"quant_method": METHOD, "version": self.version, "layers": self.layers, "untied": list(self.untied)}
+        return {"quant_method": METHOD_IN_FILES, **self.description()}
+
+    def description(self) -> dict[str, Any]:
+        """What the layers are, in plain numbers, strings, lists and dicts."""
+        return {"version": self.version, "layers": self.layers, "untied": list(self.untied)}
 
     def to_diff_dict(self) -> dict[str, Any]:
         return self.to_dict()

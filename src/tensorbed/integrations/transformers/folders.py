@@ -19,6 +19,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrai
 from transformers.utils import logging
 
 from tensorbed.contents import check_readable
+from tensorbed.integrations.transformers.config import METHOD, METHOD_IN_FILES
 from tensorbed.integrations.transformers.paths import leads_outside, path_below
 
 # Weights, of any framework, and what indexes them.
@@ -64,7 +65,7 @@ class Folder:
     @property
     def is_compressed(self) -> bool:
         quantization = self.config.get("quantization_config")
-        return isinstance(quantization, dict) and quantization.get("quant_method") == "tensorbed"
+        return isinstance(quantization, dict) and quantization.get("quant_method") in (METHOD, METHOD_IN_FILES)
 
     @property
     def weight_bytes(self) -> int:

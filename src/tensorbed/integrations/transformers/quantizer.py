@@ -16,8 +16,8 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from tensorbed.convert import compress_
-from tensorbed.integrations.transformers import checksums, resizing, ties
-from tensorbed.integrations.transformers.config import GGUF, METHOD, TensorbedConfig
+from tensorbed.integrations.transformers import cards, checksums, resizing, ties
+from tensorbed.integrations.transformers.config import GGUF, METHOD, METHOD_IN_FILES, TensorbedConfig
 from tensorbed.integrations.transformers.ties import (
     restore,
     rewrite,
@@ -33,6 +33,7 @@ from tensorbed.nn.lazy import LazyTable
 from tensorbed.nn.table import StructuredTable, shared_names
 from tensorbed.printable import short_messages
 
+_HINT = "[compressed: import tensorbed.integrations.transformers before loading]"
 # Models draw the weights of all their layers anew before a file is read, unless marked; ours are never drawn that way.
 LazyTable._is_hf_initialized = True  # type: ignore[attr-defined]
 
@@ -87,7 +88,7 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
         """The state, with an empty ``weight`` for each table.
 
         Where the method is not registered transformers goes on with a warning and random tables: shapes that do not
-        match make that an error.
+        match make that an error. In its report of what was wrong one more name, which no model has, tells what to do.
         """
         if not tables(model):
             self.remove_quantization_config(model)
@@ -97,8 +98,11 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
         _describe(model)
         model.tie_weights()  # others may have set tensors of one layer alone
         state: dict[str, Tensor] = model.state_dict()
-        for name, layer in tables(model).items():
-            state[f"{name}.weight"] = torch.empty(0, dtype=layer._dtype, device="cpu")
+        found = tables(model)
+        owners = [name for name in found if name not in sources_of(found)]
+        for name in owners:
+            state[f"{name}.weight"] = torch.empty(0, dtype=found[name]._dtype, device="cpu")
+        state[f"{owners[0]}.{_HINT}"] = torch.empty(0, device="cpu")
         return state, checksums.header_entry(model, state)
 
     def _dequantize(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -110,6 +114,7 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
             made[name] = _filled(dense.get_submodule(name), layer, dtype)
         put(model, made)
         restore(model, broken)
+        cards.uninstall(model)
         resizing.uninstall(model)
         ties.uninstall(model)
         model.tie_weights()
@@ -120,7 +125,7 @@ def check_layers(model: PreTrainedModel, layers: Iterable[StructuredTable]) -> N
     """Refuse layers that a config cannot describe, and models that another method has quantised."""
     config = getattr(model.config, "quantization_config", None)
     method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", METHOD)
-    if method not in (METHOD, GGUF):
+    if method not in (METHOD, METHOD_IN_FILES, GGUF):
         raise ValueError(
             f"this {type(model).__name__} is quantised by {getattr(method, 'value', method)}; transformers knows one "
             "method for a model. Compress the model before that, or dequantize it first."
@@ -146,6 +151,7 @@ def _adopt(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
     rewrite(model, sources)
     ties.install(model)
     resizing.install(model)
+    cards.install(model)
     if not isinstance(getattr(model, "hf_quantizer", None), TensorbedQuantizer):
         _own_config(model)
     for part in model.modules():
@@ -255,7 +261,7 @@ def _expect(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
     found = tables(model)
     tied = {f"^{re.escape(f'{name}.{own}')}$" for name in sources for own in shared_names(found[name])}
     model._keys_to_ignore_on_load_missing = {*(model._keys_to_ignore_on_load_missing or ()), *tied}
-    guards = {rf"(^|\.){re.escape(name)}\.weight$" for name in found}
+    guards = {rf"(^|\.){re.escape(f'{name}.{guard}')}$" for name in found for guard in ("weight", _HINT)}
     model._keys_to_ignore_on_load_unexpected = {*(model._keys_to_ignore_on_load_unexpected or ()), *guards}
 
 

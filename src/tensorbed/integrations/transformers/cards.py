@@ -1,0 +1,120 @@
+"""A note at the top of the model card of a compressed model: what it is, and the lines that load it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import PreTrainedModel
+
+from tensorbed.integrations.transformers.ties import sources_of, tables
+from tensorbed.printable import printable
+
+CARD = "README.md"
+_BEGIN, _END = "<!-- tensorbed: how this model is loaded -->", "<!-- tensorbed: end -->"
+_OWN = re.compile(rf"{re.escape(_BEGIN)}.*?{re.escape(_END)}\s*", re.DOTALL)
+# What the Hub reads of a card has to be its beginning.
+_FRONT_MATTER = re.compile(r"\ufeff?---[ \t]*\r?\n.*?^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
+_MORE = 8  # tables that are named
+_TEXT = """{begin}
+> **This model is compressed with tensorbed.** {what}
+
+To load it install tensorbed, which is on no package index yet; in a copy of its sources:
+
+```
+pip install ".[transformers]"
+```
+
+```python
+import tensorbed.integrations.transformers  # before the model is loaded: it makes the tables known to transformers
+{load}
+```
+
+Without that import transformers knows no quantization type `tensorbed` and stops at shapes that do not match.
+{end}
+"""
+
+
+def note_on(model: PreTrainedModel, name: str, *, of_sentences: bool = False, source: str | None = None) -> str:
+    """The note for a folder of that name.
+
+    Args:
+        of_sentences: whether it is one of sentence-transformers.
+        source: the model's name on the Hub, where it comes from there.
+    """
+    found = tables(model)
+    shared = sources_of(found)
+    own = {table: layer for table, layer in found.items() if table not in shared}
+    dense = sum(layer.structure.rows * layer.structure.cols * layer._dtype.itemsize for layer in own.values())
+    kept = sum(layer._stored_bytes for layer in own.values())
+    whole = sum({id(tensor): tensor.nbytes for tensor in model.state_dict(keep_vars=True).values()}.values())
+    named = [f"`{_plain(table)}`, {layer.structure.summary}" for table, layer in list(own.items())[:_MORE]]
+    named += [f"{len(own) - _MORE} more"] if len(own) > _MORE else []
+    made = f" It was made of `{_plain(source)}`." if source else ""
+    what = (
+        f"Its embedding tables are kept {dense / max(1, kept):.1f} times smaller, and all weights take "
+        f"{whole / 1e6:,.1f} MB in place of {(whole - kept + dense) / 1e6:,.1f}: {'; '.join(named)}.{made}"
+    )
+    return _TEXT.format(begin=_BEGIN, end=_END, what=what, load=_lines(model, name, of_sentences))
+
+
+def _lines(model: PreTrainedModel, name: str, of_sentences: bool) -> str:
+    folder = json.dumps(printable(name), ensure_ascii=False)
+    if of_sentences:
+        return f"from sentence_transformers import SentenceTransformer\n\nmodel = SentenceTransformer({folder})"
+    kind = type(model).__name__ if getattr(transformers, type(model).__name__, None) is type(model) else "AutoModel"
+    return f"from transformers import {kind}\n\nmodel = {kind}.from_pretrained({folder})"
+
+
+def _plain(name: str) -> str:
+    return printable(name).replace("`", "'")
+
+
+def write_note(folder: Path, note: str) -> None:
+    """Put a note on top of the card of a folder, or in place of the note that is there; the card stays below.
+
+    Nothing is done where the card is no file.
+    """
+    card = folder / CARD
+    if card.exists() and not card.is_file():
+        return
+    # As it is, whatever its encoding and its line ends.
+    text = card.read_bytes().decode("utf-8", "surrogateescape") if card.exists() else ""
+    text = _OWN.sub("", text)
+    match = _FRONT_MATTER.match(text)
+    front, rest = (match[0], text[match.end() :]) if match else ("", text)
+    front += "" if not front or front.endswith("\n") else "\n"
+    written = f"{front}{note}" + (f"\n{rest.lstrip()}" if rest.strip() else "")
+    card.write_bytes(written.encode("utf-8", "surrogateescape"))
+
+
+def install(model: PreTrainedModel) -> None:
+    """``save_pretrained``, of whichever part, writes the note too."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            # Not a closure: models are pickled and copied.
+            object.__setattr__(part, "save_pretrained", partial(_save_pretrained, part))
+
+
+def uninstall(model: PreTrainedModel) -> None:
+    """Back to the class's own."""
+    for part in model.modules():
+        part.__dict__.pop("save_pretrained", None)
+
+
+def _save_pretrained(
+    model: PreTrainedModel,
+    save_directory: str | os.PathLike[str],
+    is_main_process: bool = True,
+    *args: Any,
+    **options: Any,
+) -> None:
+    type(model).save_pretrained(model, save_directory, is_main_process, *args, **options)
+    adapters_alone = getattr(model, "_hf_peft_config_loaded", False)
+    if is_main_process and tables(model) and not adapters_alone and Path(save_directory).is_dir():
+        write_note(Path(save_directory), note_on(model, Path(save_directory).resolve().name))
