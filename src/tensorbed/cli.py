@@ -7,11 +7,10 @@ failed, with the reason, 2 wrong usage, 130 interrupted.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
-import sys
 from collections import Counter
+from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -40,6 +39,7 @@ __all__ = ["app"]
 
 _SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
 _DIGITS = 1000  # of a size; Python makes no number of very many
+_RATIO = 7.0  # that of a model, if none is said: formats that suit vocabulary heads reach it
 
 
 app = typer.Typer(cls=OneLineErrors, no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
@@ -49,6 +49,9 @@ Ratio = Annotated[float | None, typer.Option(help="How many times smaller the ta
 Budget = Annotated[str | None, typer.Option(help="Or the bytes that all tables may take: 20MB, 512KiB.")]
 MinRows = Annotated[int, typer.Option(min=1, help="Tables with fewer rows stay as they are.")]
 Skip = Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Tables to leave alone; may be repeated.")]
+
+
+_MODEL = "A folder of transformers' save_pretrained, or owner/name of a model of the Hugging Face Hub."
 
 
 class _Name(StrEnum):
@@ -86,11 +89,11 @@ def main(
 ) -> None:
     """Embedding tables as tensor trains, product quantised, or as other structured matrices, for PyTorch.
 
-    A model of transformers or sentence-transformers is compressed from folder to folder:
+    A model of transformers or sentence-transformers, in a folder or by its name on the Hub, becomes a smaller folder:
 
         tensorbed inspect  all-MiniLM-L6-v2
-        tensorbed plan     all-MiniLM-L6-v2 --ratio 7
-        tensorbed compress all-MiniLM-L6-v2 small --format pq --ratio 7
+        tensorbed plan     all-MiniLM-L6-v2
+        tensorbed compress all-MiniLM-L6-v2 small
         tensorbed verify   small --against all-MiniLM-L6-v2 --texts sentences.txt
 
     Exit codes: 0 done, 1 refused or a check failed, with the reason on standard error, 2 wrong usage, 130 interrupted.
@@ -99,7 +102,7 @@ def main(
 
 @app.command()
 def inspect(
-    what: Annotated[Path, typer.Argument(metavar="MODEL-DIR|FILE", help="A folder of a model; a safetensors file.")],
+    what: Annotated[Path, typer.Argument(metavar="MODEL|FILE", help=f"{_MODEL} Or a safetensors file.")],
     as_json: AsJson = False,
 ) -> None:
     """What is inside: tables, their structure and sizes, the scale of their numbers and their spectrum.
@@ -110,19 +113,18 @@ def inspect(
 
     Example: `tensorbed inspect all-MiniLM-L6-v2`
     """
-    if what.is_dir():
+    folder = what if what.suffix == ".safetensors" else _local_folder(what)
+    if folder.is_dir():
         _integration("folders")
-    found = look_into(what)
+    found = look_into(folder)
     _show(found, as_json)
-    if what.is_dir() and any(one.possible for one in found.layers) and not as_json:
-        terminal.say(f"Measure what that costs: tensorbed plan {shlex.quote(str(what))} --ratio 7")
+    if folder.is_dir() and any(one.possible for one in found.layers) and not as_json:
+        terminal.say(f"Measure what that costs: tensorbed plan {shlex.quote(str(what))}")
 
 
 @app.command()
 def plan(
-    what: Annotated[
-        list[str], typer.Argument(metavar="MODEL-DIR|ROWSxDIM...", help="A folder of a model, or sizes: 267735x512.")
-    ],
+    what: Annotated[list[str], typer.Argument(metavar="MODEL|ROWSxDIM...", help=f"{_MODEL} Or sizes: 267735x512.")],
     ratio: Ratio = None,
     budget: Budget = None,
     min_rows: Annotated[
@@ -133,18 +135,19 @@ def plan(
 ) -> None:
     """Which format each table should take, under a ratio or a budget.
 
-    For a folder the errors of the formats are measured on its tables, without training. For sizes alone it is tensor
-    trains, which are trained from scratch.
+    Of a model the errors of the formats are measured on its tables, without training, and the ratio is 7 if none is
+    said. Sizes alone are planned as tensor trains, which are trained from scratch.
 
     Example: `tensorbed plan all-MiniLM-L6-v2 --budget 6MB` or `tensorbed plan 267735x512 --ratio 50`
     """
-    if (ratio is None) == (budget is None):
-        raise typer.BadParameter("give a --ratio or a --budget, and not both.")
+    if ratio is not None and budget is not None:
+        raise typer.BadParameter("give a --ratio or a --budget, not both.")
     _check_size(ratio, budget)
     notes: list[str] = []
-    if len(what) == 1 and not _SIZE.fullmatch(what[0]) and Path(what[0]).exists():
+    if len(what) == 1 and not _SIZE.fullmatch(what[0]) and (Path(what[0]).exists() or "/" in what[0]):
+        ratio = _RATIO if ratio is None and budget is None else ratio
         folders = _integration("folders")
-        model, notes = folders.load_model(folders.opened(what[0]))
+        model, notes = folders.load_model(folders.opened(_local_folder(Path(what[0]))))
         where = {"ratio": ratio, "budget": budget, "min_rows": min_rows or MIN_ROWS, "skip": skip or ()}
         compressing = _integration("compressing")
         found = compressing.planned(model, where, careful=False, calibrated=False)
@@ -153,6 +156,8 @@ def plan(
         sizes = _tables(what)
         if min_rows is not None or skip:
             raise typer.BadParameter("--min-rows and --skip are for a folder; of sizes give only those that are meant.")
+        if ratio is None and budget is None:
+            raise typer.BadParameter("give a --ratio or a --budget, for instance --ratio 50.")
         found = make_plan(sizes, ratio=ratio, budget=budget, purpose="train")
     if as_json:
         _print_json({**found.to_dict(), "notes": [*found.notes, *notes]})
@@ -181,7 +186,7 @@ def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
 
 @app.command()
 def compress(
-    source: Annotated[Path, typer.Argument(metavar="MODEL-DIR", help="A folder of transformers' save_pretrained.")],
+    source: Annotated[Path, typer.Argument(metavar="MODEL", help=_MODEL)],
     out: Annotated[Path, typer.Argument(metavar="OUT-DIR", help="Written whole or not at all.")],
     format: Annotated[
         _Name,
@@ -203,7 +208,7 @@ def compress(
     ] = None,
     dtype: Annotated[
         _Dtype | None,
-        typer.Option(help="Of the weights that stay dense; that of MODEL-DIR if not said, float32 of GGUF."),
+        typer.Option(help="Of the weights that stay dense; that of MODEL if not said, float32 of GGUF."),
     ] = None,
     yes: Annotated[
         bool,
@@ -217,15 +222,15 @@ def compress(
     OUT-DIR gets the compressed weights, the tokenizer and all other small files. It is loaded with `from_pretrained` or
     `SentenceTransformer` after `import tensorbed.integrations.transformers`.
 
-    Example: `tensorbed compress all-MiniLM-L6-v2 small --format pq --ratio 7` or, for a language model,
-    `tensorbed compress SmolLM2-135M small --format hot --calibrate texts.txt`
+    Example: `tensorbed compress all-MiniLM-L6-v2 small` or, for a language model,
+    `tensorbed compress HuggingFaceTB/SmolLM2-135M small --calibrate texts.txt`
     """
     chosen, ratio = _format(format, ratio, budget)
     if calibrate is not None and format in (_Name.tt, _Name.tr):
         raise typer.BadParameter("--calibrate is for pq, lr, int8, int4, hot and auto; tt and tr cannot weigh errors.")
     texts = None if calibrate is None else _integration("verifying").read_texts(calibrate)
     done = _integration("compressing").compress_folder(
-        source,
+        _local_folder(source),
         out,
         chosen,
         ratio=ratio,
@@ -243,7 +248,7 @@ def compress(
     if as_json:
         _print_json(done.to_dict())
     else:
-        terminal.show_compressed(done)
+        terminal.show_compressed(replace(done, source=source))
 
 
 def _format(name: _Name, ratio: float | None, budget: str | None) -> tuple[Format | None, float | None]:
@@ -255,7 +260,7 @@ def _format(name: _Name, ratio: float | None, budget: str | None) -> tuple[Forma
         if ratio is not None:
             terminal.complain(f"tensorbed: the ratio of {name} is what its bits make it; --ratio is not used.")
         return by_bits[name], None
-    ratio = 7.0 if ratio is None and budget is None else ratio
+    ratio = _RATIO if ratio is None and budget is None else ratio
     _check_size(ratio, budget)
     kinds: dict[str, Any] = {"pq": ProductQuantized, "tt": TensorTrain, "tr": TensorRing, "lr": LowRank}
     return (None if name is _Name.auto else kinds[name](ratio=ratio)), ratio
@@ -280,7 +285,7 @@ def _check_size(ratio: float | None, budget: str | None) -> None:
 @app.command()
 def verify(
     out: Annotated[Path, typer.Argument(metavar="OUT-DIR", help="The compressed model.")],
-    against: Annotated[Path, typer.Option(metavar="MODEL-DIR", help="The model it was made of.")],
+    against: Annotated[Path, typer.Option(metavar="MODEL", help="The model it was made of.")],
     texts: Annotated[Path, typer.Option(metavar="FILE", help="One text a line, UTF-8.")],
     batch: Annotated[int, typer.Option(min=1, help="Texts read at once.")] = 8,
     max_tokens: Annotated[int, typer.Option(min=2, help="What is longer is cut.")] = 512,
@@ -297,7 +302,7 @@ def verify(
     """
     verifying = _integration("verifying")
     lines = verifying.read_texts(texts)
-    found = verifying.verify_folders(out, against, lines, batch=batch, max_tokens=max_tokens)
+    found = verifying.verify_folders(out, _local_folder(against), lines, batch=batch, max_tokens=max_tokens)
     if as_json:
         _print_json(found.to_dict())
     else:
@@ -327,12 +332,15 @@ def info(as_json: AsJson = False) -> None:
         terminal.say(*str(facts).split("\n"))
 
 
+def _local_folder(model: Path) -> Path:
+    """A folder as it is given; of a model of the Hub, by its name there, the folder in its cache."""
+    return model if model.exists() else _integration("hub").local_folder(model)
+
+
 def _integration(name: str) -> Any:
     """A module of the integration; only commands that read folders wait for transformers."""
     from importlib import import_module
 
-    if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_DISABLE", "1")  # bars of others, which would fill a file
     try:
         return import_module(f"tensorbed.integrations.transformers.{name}")
     except ModuleNotFoundError as error:

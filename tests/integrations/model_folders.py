@@ -1,6 +1,8 @@
 """Small folders of models, as a user has them on disk."""
 
 import json
+import os
+import shutil
 
 import torch
 import transformers
@@ -105,3 +107,17 @@ def make_gguf(folder):
     file.write_tensors_to_file()
     file.close()
     return folder
+
+
+def in_hub_cache(root, model, name="models--org--bert"):
+    """As the cache of Hugging Face has a model: links to blobs that are named by what is in them."""
+    snapshot, blobs = root / "hub" / name / "snapshots" / ("0" * 40), root / "hub" / name / "blobs"
+    blobs.mkdir(parents=True)
+    for number, path in enumerate(sorted(path for path in model.rglob("*") if path.is_file())):
+        shutil.copyfile(path, blobs / f"{number:040x}")
+        place = snapshot / path.relative_to(model)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.symlink_to(os.path.relpath(blobs / f"{number:040x}", place.parent))
+    (root / "hub" / name / "refs").mkdir()
+    (root / "hub" / name / "refs" / "main").write_text(snapshot.name)
+    return snapshot

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from commands import SMALL, invoke, refused, run
-from model_folders import make_bert
+from model_folders import in_hub_cache, make_bert
 from rights import without_rights
 
 from tensorbed.integrations.transformers import folders
@@ -182,20 +182,8 @@ def test_folders_of_modules_are_no_links(root, link):
     assert f"{link} is a link to a folder" in refused("compress", hostile, root / "out", *INT8)
 
 
-def cached(root, model, name="models--org--bert"):
-    """As the cache of Hugging Face has it: links to blobs that are named by what is in them."""
-    snapshot, blobs = root / "hub" / name / "snapshots" / ("0" * 40), root / "hub" / name / "blobs"
-    blobs.mkdir(parents=True)
-    for number, path in enumerate(sorted(path for path in model.rglob("*") if path.is_file())):
-        shutil.copyfile(path, blobs / f"{number:040x}")
-        place = snapshot / path.relative_to(model)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.symlink_to(os.path.relpath(blobs / f"{number:040x}", place.parent))
-    return snapshot
-
-
 def test_snapshots_of_the_hub_are_compressed_as_their_blobs(models, tmp_path):
-    snapshot = cached(tmp_path, models / "bert")
+    snapshot = in_hub_cache(tmp_path, models / "bert")
     run("compress", snapshot, tmp_path / "out", *INT8)
     names = {path.relative_to(models / "small") for path in contents(models / "small")}
     assert {path.relative_to(tmp_path / "out") for path in contents(tmp_path / "out")} == names
@@ -210,8 +198,8 @@ def test_snapshots_of_the_hub_are_compressed_as_their_blobs(models, tmp_path):
 
 
 def test_blobs_are_those_of_the_same_model(models, tmp_path):
-    snapshot = cached(tmp_path, models / "bert")
-    other = cached(tmp_path, models / "bert", "models--org--private")
+    snapshot = in_hub_cache(tmp_path, models / "bert")
+    other = in_hub_cache(tmp_path, models / "bert", "models--org--private")
     (snapshot / "key.txt").symlink_to((other / "README.md").resolve())
     assert "key.txt is a link to" in refused("compress", snapshot, tmp_path / "out", *INT8)
     (snapshot / "key.txt").unlink()
@@ -256,10 +244,10 @@ def test_force_replaces_what_tensorbed_wrote_in_a_folder_inside(models, tmp_path
     name_modules(tmp_path / "old", "0_Transformer")
     out = tmp_path / "out"
     run("compress", tmp_path / "old", out, *INT8)
-    (out / "README.md").touch()
+    (out / "notes.txt").touch()
     assert "--force" in refused("compress", tmp_path / "old", out, *INT8)
     run("compress", tmp_path / "old", out, *INT8, "--force")
-    assert not (out / "README.md").exists()
+    assert not (out / "notes.txt").exists()
 
 
 def test_a_target_reached_through_links(models, tmp_path):

@@ -16,19 +16,21 @@ from typing import Any, NoReturn
 import torch
 import transformers
 from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import modeling_gguf_pytorch_utils as gguf
 from transformers.utils import logging
 
 from tensorbed.contents import check_readable
 from tensorbed.integrations.transformers.config import METHOD, METHOD_IN_FILES
 from tensorbed.integrations.transformers.paths import leads_outside, path_below
+from tensorbed.progress import track
 
 # Weights, of any framework, and what indexes them.
-_WEIGHTS = (
+WEIGHTS = (
     *(".safetensors", ".bin", ".h5", ".gguf", ".onnx", ".onnx_data", ".msgpack", ".pt", ".pth", ".ckpt", ".ot"),
     *(".tflite", ".pb", ".index.json"),
 )
 # transformers takes the first kind that it finds.
-_LOADED = (".safetensors", ".bin", ".gguf")
+LOADED = (".safetensors", ".bin", ".gguf")
 TOKEN = 4  # bytes that tell folders of one name apart while they are written
 _LARGE = 100_000_000  # bytes; a vocabulary has less
 
@@ -70,7 +72,7 @@ class Folder:
     @property
     def weight_bytes(self) -> int:
         """On disk, of the files that are read."""
-        for suffix in _LOADED:
+        for suffix in LOADED:
             sizes = [file.stat().st_size for file in self.place.glob(f"*{suffix}") if file.is_file()]
             if sizes:
                 return sum(sizes)
@@ -227,13 +229,15 @@ def explained(folder: Folder, what: str = "model") -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without transformers' own bars and warnings."""
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    """Without transformers' own bars and warnings; unpacking GGUF, which takes seconds, has a bar of ours."""
+    level, bars, bar = logging.get_verbosity(), logging.is_progress_bar_enabled(), gguf.tqdm
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    gguf.tqdm = lambda tensors, **_: track(tensors, "unpacking GGUF")
     try:
         yield
     finally:
+        gguf.tqdm = bar
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
@@ -270,11 +274,11 @@ def rest_of(folder: Folder) -> Rest:
                 notes.append(f"{inside / name} was not copied: it is a link to a folder.")
         folders[:] = [name for name in folders if not _is_hidden(folder, inside / name)]
         for file in (inside / name for name in names):
-            if not file.name.endswith(_WEIGHTS) or folder.is_of_module(file):
+            if not file.name.endswith(WEIGHTS) or folder.is_of_module(file):
                 why = _why_left(folder, file)
                 notes += [f"{file} was not copied: it is {why}."] if why else []
                 files += [] if why else [file]
-    for suffix in (*_LOADED, ".index.json"):
+    for suffix in (*LOADED, ".index.json"):
         for path in folder.place.glob(f"*{suffix}"):
             _check_file_link(folder, path.relative_to(folder.root))
     return Rest(tuple(files), tuple(notes))
