@@ -14,6 +14,11 @@ from torch.autograd import forward_ad
 from tensorbed.checks import naming, require_integer_indices
 from tensorbed.indexing import check_range
 
+# Asked in advance: torch 2.10 cannot ask in a graph.
+_AUTOCAST_DEVICES = frozenset(
+    name for name in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla") if torch.amp.is_autocast_available(name)
+)
+
 
 def is_traced(tensor: Tensor) -> bool:
     """Whether values cannot be read here: ``torch.compile``, or a tensor subclass such as a fake tensor.
@@ -25,6 +30,12 @@ def is_traced(tensor: Tensor) -> bool:
     if type(tensor) not in (Tensor, torch.nn.Parameter) and not getattr(type(tensor), "tensorbed_plain", False):
         return True
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
+def is_exporting() -> bool:
+    """Whether a graph is made that runs without this library."""
+    # By its flag: the function of this name says yes in every graph of torch 2.10.
+    return torch.compiler._is_exporting_flag
 
 
 def is_recorded() -> bool:
@@ -54,7 +65,7 @@ def checked_indices(index: Tensor, rows: int, owner: str = "") -> Tensor:  # (*)
     """
     require_integer_indices(index)
     flat = index.reshape(-1)
-    if torch.compiler.is_exporting() or flat.is_meta:
+    if is_exporting() or flat.is_meta:
         return clamped_for_export(flat, rows).long()
     if is_traced(flat) or _is_proxied():
         checked: Tensor = _check_op(flat, rows, owner)
@@ -73,7 +84,7 @@ def _values(index: Tensor) -> Tensor:
 
 def clamped_for_export(index: Tensor, rows: int) -> Tensor:
     """The index itself, except in an exported graph: there it is brought into the table."""
-    return index.clamp(0, rows - 1) if torch.compiler.is_exporting() and isinstance(index, Tensor) else index
+    return index.clamp(0, rows - 1) if is_exporting() and isinstance(index, Tensor) else index
 
 
 @torch.library.custom_op("tensorbed::check_indices", mutates_args=())
@@ -120,7 +131,7 @@ def recording(on: bool) -> Iterator[None]:
 def is_autocast(tensor: Tensor) -> bool:
     """Whether autocast is on where this tensor is."""
     device = tensor.device.type
-    return torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    return device in _AUTOCAST_DEVICES and torch.is_autocast_enabled(device)
 
 
 def working_dtype(*tensors: Tensor) -> torch.dtype:

@@ -8,7 +8,7 @@ from torch import Tensor
 from tensorbed import native
 from tensorbed.checks import require_integer_indices
 from tensorbed.contraction.compiled import Table, compute, takes
-from tensorbed.dispatch import checked_indices, full_precision, is_plain, is_recorded, working_dtype
+from tensorbed.dispatch import checked_indices, full_precision, is_exporting, is_plain, is_recorded, working_dtype
 from tensorbed.structures import Explanation, Params, Structure
 
 _BLOCK = 2**22  # numbers of the table made at once
@@ -30,7 +30,7 @@ def lookup(structure: Structure, params: Params, index: Tensor, *, impl: str = "
         return shaped_like(index, compute([table]))
     check_params(structure, params)
     flat = checked_indices(index, structure.rows)
-    if torch.compiler.is_exporting():
+    if is_exporting():
         impl = "reference"
     with full_precision(next(iter(params.values()))):
         rows = structure.rows_of(params, flat) if impl == "reference" else structure.lookup(params, flat, impl)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tensorbed.checks import require_integer_indices
-from tensorbed.dispatch import is_traced, is_transformed
+from tensorbed.dispatch import is_exporting, is_traced, is_transformed
 
 MODES = ("sum", "mean", "max")
 
@@ -80,7 +80,7 @@ class Bags:
 
     def checked(self) -> Bags:
         """The same bags, once their offsets begin at 0, do not fall and stay within the indices."""
-        if self.index.is_meta or torch.compiler.is_exporting():
+        if self.index.is_meta or is_exporting():
             return self
         if is_traced(self.index):
             bounds = _check_bounds_op(self.bounds(), self.index.shape[0])
@@ -164,7 +164,7 @@ def pool_unique(rows: Tensor, inverse: Tensor, bags: Bags, mode: str, padding: i
 
 def scale_by_frequency(rows: Tensor, index: Tensor) -> Tensor:  # (*, cols), (*) -> (*, cols)
     """The rows unchanged; on the way back each gradient divided by how often its index occurs."""
-    if torch.compiler.is_exporting() or not torch.is_grad_enabled():
+    if is_exporting() or not torch.is_grad_enabled():
         return rows
     ordered = index.reshape(-1).sort().values
     flat = index.reshape(-1)

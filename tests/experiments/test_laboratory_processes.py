@@ -32,8 +32,9 @@ def stopped(words, kind, epochs):
     process = subprocess.Popen(
         words, cwd=ROOT, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
+    told = (line for line in process.stdout if " epoch " in line)  # backends of some versions of torch speak too
     for _ in range(epochs):
-        process.stdout.readline()
+        next(told)
     process.send_signal(kind)
     _, told = process.communicate(timeout=PATIENCE)
     return process.returncode, told

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import inspect
 import weakref
 
 import pytest
@@ -380,6 +381,8 @@ def outcome(run, head, dtype, lazily):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_end_as_with_an_ordinary_head(name, dtype):
+    if name == "backward_into_logits_alone" and "has_torch_function" not in inspect.getsource(torch.autograd.backward):
+        pytest.skip("this version of torch does not tell a tensor that backward was asked for into it")
     head = head_of(tb.TensorTrain(rank=4), dtype)
     wanted, expected = outcome(PROGRAMS[name], head, dtype, lazily=False)
     found, gradients = outcome(PROGRAMS[name], head, dtype, lazily=True)

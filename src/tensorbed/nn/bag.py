@@ -10,7 +10,15 @@ from torch import Tensor
 from tensorbed.checks import require_bool
 from tensorbed.contraction.bags import can_trace, chain_bags
 from tensorbed.contraction.compiled import Table, compute
-from tensorbed.dispatch import checked_indices, clamped_for_export, full_precision, is_plain, is_traced, is_transformed
+from tensorbed.dispatch import (
+    checked_indices,
+    clamped_for_export,
+    full_precision,
+    is_exporting,
+    is_plain,
+    is_traced,
+    is_transformed,
+)
 from tensorbed.functional import compiled_table, explain, lookup
 from tensorbed.nn.options import TableOptions, options_shown
 from tensorbed.nn.table import StructuredTable
@@ -148,7 +156,7 @@ class EmbeddingBag(StructuredTable):
     def _traced(self, bags: Bags) -> Tensor | None:
         """Pooled by an operator in a graph, where it knows how."""
         index = bags.index
-        if not is_traced(index) or torch.compiler.is_exporting() or is_transformed():
+        if not is_traced(index) or is_exporting() or is_transformed():
             return None
         if not self._is_linear or index.device.type != "cpu":
             return None
@@ -160,7 +168,7 @@ class EmbeddingBag(StructuredTable):
 
     def _pool_rows(self, bags: Bags) -> Tensor:
         params: Params = self.params()
-        plainly = self.impl == "reference" or torch.compiler.is_exporting()
+        plainly = self.impl == "reference" or is_exporting()
         if plainly and self.structure.as_chain(params) is not None:
             params = self.structure.widened(params)  # in half precision bags are rounded once, as the kernels do it
         rows = lookup(self.structure, params, bags.index, impl=self.impl)

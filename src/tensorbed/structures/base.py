@@ -16,7 +16,7 @@ from torch import Tensor
 from tensorbed.checks import require_positive
 from tensorbed.contraction.chain import Chain
 from tensorbed.contraction.projection import Way, rows_by_autograd
-from tensorbed.dispatch import working_dtype
+from tensorbed.dispatch import is_exporting, working_dtype
 from tensorbed.structures.explanation import Explanation
 
 Params = Mapping[str, Tensor]
@@ -176,7 +176,7 @@ class Structure(ABC):
     def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
         """``x @ table[start:stop].T`` for a block of rows, of which only the block is ever made; in ``x``'s dtype."""
         index = torch.arange(start, stop, device=x.device)
-        rows = self.take(p, index) if torch.compiler.is_exporting() else self.lookup(p, index, "auto")
+        rows = self.take(p, index) if is_exporting() else self.lookup(p, index, "auto")
         return x @ rows.T
 
     def ways(self) -> list[Way]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.checks import require_number
+from tensorbed.dispatch import is_exporting
 from tensorbed.structures.base import Params, Structure, TensorSpec
 from tensorbed.structures.formats import Budget, Fit, Format, Use, fitted
 from tensorbed.structures.quantized_rows import QuantizedRows
@@ -93,7 +94,7 @@ class HotRowsMatrix(Structure):
 
 def _before(places: Tensor, index: Tensor) -> Tensor:  # (k,), (n,) -> (n,)
     """How many hot rows stand before each row; exported graphs compare them all, ONNX has no search."""
-    if torch.compiler.is_exporting():
+    if is_exporting():
         return (places < index[:, None]).sum(1)
     return torch.searchsorted(places, index)
 

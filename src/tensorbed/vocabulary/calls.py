@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.checks import require_int, require_number
-from tensorbed.dispatch import is_autocast, is_recorded, is_traced, is_transformed, working_dtype
+from tensorbed.dispatch import is_autocast, is_exporting, is_recorded, is_traced, is_transformed, working_dtype
 from tensorbed.functional import check_params
 from tensorbed.structures import Params, Structure
 from tensorbed.vocabulary import choices, logits, operators, reference
@@ -155,7 +155,7 @@ def _by_any_means(asked: Asked, impl: str) -> Tensor:
 
 def _is_plain_only(x: Tensor) -> bool:
     """Whether only the plain twins follow: transforms, exports, recordings, tensors without values."""
-    return torch.compiler.is_exporting() or x.is_meta or is_transformed() or is_recorded()
+    return is_exporting() or x.is_meta or is_transformed() or is_recorded()
 
 
 def _fused(asked: Asked) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
@@ -96,7 +97,14 @@ def _total(gradients: Sequence[Tensor | None]) -> Tensor | None:
 def _grad(lazy: WatchedTensor) -> Tensor | None:
     with torch._C.DisableTorchFunctionSubclass():
         held = [lazy.grad] if lazy.retains_grad else []
-    return _total(held if lazy._kept is None else [*held, lazy._kept.grad])
+    return _total(held if lazy._kept is None else [*held, _gradient_of(lazy._kept)])
+
+
+def _gradient_of(tensor: Tensor) -> Tensor | None:
+    """That of a tensor on the way, which some versions of torch warn about where there is none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return tensor.grad
 
 
 def _set_grad(lazy: WatchedTensor, grad: Tensor | None) -> None:
