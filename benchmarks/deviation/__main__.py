@@ -11,22 +11,18 @@ import argparse
 import json
 import multiprocessing
 import os
-import sysconfig
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from benchmarks.deviation.training import DIM, FORMATS, GLOROT_STD, LINEAR_STD, VOCABULARY, Trial, run
-from demo.corpus import Corpus, read_corpus
+from benchmarks.deviation.training import DIM, FORMATS, GLOROT_STD, LINEAR_STD, Trial
+from benchmarks.deviation.worker import run_one, start
 from provenance import ROOT, commit, processor, versions
 
 RESULTS = ROOT / "docs" / "results" / "deviation.jsonl"
@@ -50,22 +46,6 @@ def over_deviations(uses: list[tuple[str, str]], formats: list[str], **options: 
     for model, use in uses:
         for format in formats:
             yield from (Trial(model, use, format, std, **options) for std in STDS)
-
-
-@cache
-def corpus() -> Corpus:
-    return read_corpus(Path(sysconfig.get_path("stdlib")), VOCABULARY)
-
-
-def start() -> None:
-    """Of each process: the products here are small, a core for each run is faster than all cores for one."""
-    torch.set_num_threads(1)
-
-
-def run_one(trial: Trial) -> dict[str, Any]:
-    begun = time.perf_counter()
-    outcome = run(trial, corpus())
-    return {**trial.record(), **outcome, "seconds": round(time.perf_counter() - begun, 1)}
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
