@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 
 from benchmarks.heads import FUSED, PLAIN, TT_16, TT_96
-from benchmarks.peers import AUTO, DENSE, GROUPED, TENSORLY
+from benchmarks.peers import AUTO, DENSE, TENSORLY, TORCH
 from benchmarks.results import HeadResult, Result
 
 EFFICIENCY_FORWARD, EFFICIENCY_BOTH = 0.35, 0.25
@@ -66,8 +66,8 @@ def _tensorly(result: Result) -> Iterator[Floor]:
 
 def _grouped(result: Result) -> Iterator[Floor]:
     if _is(result, "LM r16", "TT-Rec", "CTR"):
-        about = f"fwd+bwd, times faster than {GROUPED}"
-        yield Floor(about, result.workload.name, 3.0, result.speed_up(GROUPED), True)
+        about = f"fwd+bwd, times faster than {TORCH}"
+        yield Floor(about, result.workload.name, 3.0, result.speed_up(TORCH), True)
 
 
 def _efficiency(result: Result) -> Iterator[Floor]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Adam, Optimizer, SparseAdam
 
@@ -19,9 +20,7 @@ from benchmarks.workloads import Table, Workload
 
 AUTO = "tensorbed auto"
 NATIVE = "tensorbed native"
-GROUPED = "tensorbed grouped"
-PER_ROW = "tensorbed per_row"
-TILED = "tensorbed tiled"
+TORCH = "tensorbed torch"
 WHOLE = "whole table + gather"
 GATHER = "gather + bmm"
 TENSORLY = "tensorly-torch"
@@ -30,7 +29,7 @@ DENSE = "nn.Embedding"
 SPARSE = "nn.Embedding sparse"
 
 # Those that ``auto`` chooses from, or could.
-OURS = (NATIVE, GROUPED, PER_ROW, WHOLE)
+OURS = (NATIVE, TORCH, GATHER)
 
 _CHECKED = 64  # entries of a batch compared with the definition
 _GB = 10**9
@@ -217,6 +216,18 @@ def _own(kind: type[tb.TTEmbedding] | type[tb.TTEmbeddingBag], **options: Any) -
     return build_layer
 
 
+class _WholeTable(nn.Module):
+    """Every number of the table at each call, and rows of it: as cores are used without a lookup of their own."""
+
+    def __init__(self, table: Table, cores: Cores, ids: Tensor) -> None:
+        super().__init__()
+        self.layer = _own(tb.TTEmbedding)(table, cores, ids)
+
+    def forward(self, ids: Tensor) -> Tensor:  # (*) -> (*, cols)
+        table: Tensor = self.layer.weight  # type: ignore[assignment]
+        return F.embedding(ids, torch.clone(table))
+
+
 def _whole_table_refuses(workload: Workload) -> str | None:
     size = 4 * workload.dense_numbers
     return f"would build tables of {size / _GB:.1f} GB at each call" if size > _GB else None
@@ -298,10 +309,8 @@ def _dense(kind: type[nn.Embedding] | type[nn.EmbeddingBag], **options: Any) -> 
 PEERS = (
     _tensorbed(AUTO, "auto"),
     _tensorbed(NATIVE, "native"),
-    _tensorbed(GROUPED, "grouped"),
-    _tensorbed(PER_ROW, "per_row"),
-    _tensorbed(TILED, "tiled"),
-    _tensorbed(WHOLE, "whole_table", refuses=_whole_table_refuses),
+    _tensorbed(TORCH, "torch"),
+    Peer(WHOLE, _WholeTable, refuses=_whole_table_refuses),
     _tensorbed(GATHER, "reference", needs=_gathered_bytes),
     Peer(TENSORLY, _tensorly, needs=_gathered_bytes),
     Peer(TORCHTT, _TorchTT, refuses=_torchtt_refuses),

@@ -20,9 +20,7 @@ from benchmarks.tables import short
 COLOURS = {
     peers.AUTO: "#12508f",
     peers.NATIVE: "#2f8fe0",
-    peers.GROUPED: "#1f9d76",
-    peers.PER_ROW: "#6cc2a4",
-    peers.TILED: "#a3d9c6",
+    peers.TORCH: "#1f9d76",
     peers.WHOLE: "#b59ad6",
     peers.GATHER: "#e3b341",
     peers.TENSORLY: "#e0793a",
@@ -39,7 +37,7 @@ HEAD_COLOURS = {
     heads.TT_16: "#2f8fe0",
     heads.TT_96: "#12508f",
 }
-MARKERS = {peers.AUTO: "o", peers.NATIVE: "s", peers.GROUPED: "^", peers.TENSORLY: "D", peers.DENSE: "v"}
+MARKERS = {peers.AUTO: "o", peers.NATIVE: "s", peers.TORCH: "^", peers.TENSORLY: "D", peers.DENSE: "v"}
 _STYLE = {
     "font.family": "sans-serif",
     "font.size": 9.5,
@@ -148,7 +146,7 @@ def _panel(
 def _efficiency(results: Sequence[Result]) -> Figure:
     """Limit over measured for the chosen implementation and the grouped one, with what is asked."""
     figure = Figure(figsize=(14, 1.4 + 0.42 * len(results)), layout="constrained")
-    shown = [name for name in (peers.AUTO, peers.GROUPED, peers.TENSORLY) if any(name in r.times for r in results)]
+    shown = [name for name in (peers.AUTO, peers.TORCH, peers.TENSORLY) if any(name in r.times for r in results)]
     height = 0.8 / max(1, len(shown))
     kinds = (("forward", EFFICIENCY_FORWARD), ("forward and backward", EFFICIENCY_BOTH))
     for k, (axes, (title, asked)) in enumerate(zip(figure.subplots(1, 2, sharey=True), kinds, strict=True)):

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.measure import Advance, enter
-from benchmarks.peers import AUTO, DENSE, GROUPED, NATIVE, PEERS, TENSORLY, Peer
+from benchmarks.peers import AUTO, DENSE, NATIVE, PEERS, TENSORLY, TORCH, Peer
 from benchmarks.results import Curve, Point
 from benchmarks.timing import compare
 from benchmarks.workloads import Table, Workload
 
-SHOWN = (AUTO, NATIVE, GROUPED, TENSORLY, DENSE)
+SHOWN = (AUTO, NATIVE, TORCH, TENSORLY, DENSE)
 _ROUNDS, _BUDGET = 7, 1.5
 _LONGEST = 2000.0  # milliseconds: beyond, an implementation is not followed further along a curve
 _LARGEST = 12 * 10**9  # bytes: the same for what it would hold

@@ -8,7 +8,7 @@ from samples import SAMPLES
 
 import tensorbed as tb
 from tensorbed import functional, native
-from tensorbed.contraction import compiled, executors
+from tensorbed.contraction import compiled, shared
 from tensorbed.structures import Explanation
 from tensorbed.testing import largest_allocation
 
@@ -51,16 +51,13 @@ def test_counts_are_those_of_sets_of_digits(make, ranks, n):
     index = drawn(n)
     second, third = level_costs(ranks)
     _, pairs, rows = prefix_counts(index)
-    for impl in ("per_row", "grouped", "tiled"):
-        told = make(impl=impl).explain(index)
-        assert told.indices == n
-        assert told.unique_rows == len(set(index.tolist()))
-        assert told.prefixes == prefix_counts(index)
-        assert told.multiply_adds_plain == n * (second + third)
-        assert told.multiply_adds == pairs * second + rows * third
-        assert (told.path, told.why) == (impl, f'as asked by impl="{impl}"')
-    whole = make(impl="whole_table").explain(index)
-    assert whole.multiply_adds == 20 * second + 120 * third
+    told = make(impl="torch").explain(index)
+    assert told.indices == n
+    assert told.unique_rows == len(set(index.tolist()))
+    assert told.prefixes == prefix_counts(index)
+    assert told.multiply_adds_plain == n * (second + third)
+    assert told.multiply_adds == pairs * second + rows * third
+    assert (told.path, told.why) == ("torch", 'as asked by impl="torch"')
     reference = make(impl="reference").explain(index)
     assert reference.multiply_adds == reference.multiply_adds_plain == n * (second + third)
     assert reference.path == "reference"
@@ -69,23 +66,15 @@ def test_counts_are_those_of_sets_of_digits(make, ranks, n):
 @pytest.mark.parametrize(("make", "_ranks"), CHAINS)
 @pytest.mark.parametrize("n", [1, 60, 5000, 100_000])
 def test_the_path_is_the_one_taken(make, _ranks, n, monkeypatch):
-    """Watched where the work begins: the executor that explain names is the one that is called."""
+    """Watched where the work begins: what explain names is what is called."""
     taken = []
     begin = compiled.Planned.__init__
     monkeypatch.setattr(compiled.Planned, "__init__", lambda *args: [taken.append("native"), begin(*args)][-1])
-    for name, executor in executors.EXECUTORS.items():
-        if name == "native":
-            continue
-        original = executor.prepare
-
-        def watched(*args, name=name, original=original):
-            taken.append(name)
-            return original(*args)
-
-        monkeypatch.setattr(executor, "prepare", watched)
+    find = shared.find_prefixes
+    monkeypatch.setattr(shared, "find_prefixes", lambda *args: [taken.append("torch"), find(*args)][-1])
     for layer, arguments in (
         (make(), (drawn(n),)),
-        (make(impl="tiled"), (drawn(n),)),
+        (make(impl="torch"), (drawn(n),)),
         (make(make_bag(make)), (drawn(n), torch.tensor([0]))),
     ):
         told = layer.explain(*arguments)
@@ -93,36 +82,16 @@ def test_the_path_is_the_one_taken(make, _ranks, n, monkeypatch):
         layer(*arguments)
         assert taken == [told.path]
         taken.clear()
-        if layer.impl == "auto":
-            assert told.considered[told.path] == min(told.considered.values())
 
 
 def make_bag(make):
     return tb.TTEmbeddingBag if make is train else tb.TREmbeddingBag
 
 
-def test_every_path_that_auto_weighs_is_told():
-    few, many = train().explain(drawn(5)), train().explain(drawn(5000))
-    kernels = {"native"} if native.available else set()
-    assert set(few.considered) == {"per_row", "grouped"} | kernels
-    assert set(many.considered) == {"per_row", "grouped", "whole_table"} | kernels
-    counts = prefix_counts(drawn(5000))
-    assert many.considered == executors.considered(train().structure.chain, counts, 5000, native=True)
-    assert "native" not in executors.considered(train().structure.chain, counts, 5000, native=False)
-    assert few.why.startswith("the compiled kernels take" if native.available else "least counted cost, ")
-    assert train(impl="grouped").explain(drawn(5)).considered == few.considered
-
-
-def test_a_way_that_is_added_is_weighed_and_told(monkeypatch):
-    monkeypatch.setattr(native, "available", False)
-    monkeypatch.setitem(executors.EXECUTORS, "free", executors.EXECUTORS["tiled"])
-    told = executors.considered
-    for place in ("tensorbed.contraction.executors", "tensorbed.structures.chain"):
-        monkeypatch.setattr(f"{place}.considered", lambda *args, native: {**told(*args, native=False), "free": 1.0})
-    layer = train()
-    assert layer.explain(drawn(5)).path == "free"
-    chain, cores = layer.structure.as_chain(layer.params())
-    assert executors.choose(chain, cores, drawn(5), "auto")[0] is executors.EXECUTORS["free"]
+def test_without_kernels_the_reason_is_told(monkeypatch):
+    monkeypatch.setattr("tensorbed.structures.chain.IMPLS", ("auto", "reference", "torch"))
+    told = train().explain(drawn(5))
+    assert (told.path, told.why) == ("torch", "there are no compiled kernels")
 
 
 def test_low_rank_dense_and_others():
@@ -130,10 +99,7 @@ def test_low_rank_dense_and_others():
     low = tb.LowRankEmbedding(10, 6, 2).explain(index)
     assert (low.indices, low.unique_rows, low.prefixes) == (4, 3, ())
     assert low.multiply_adds_plain == 4 * 2 * 6
-    assert low.considered == {}
     assert (low.path, low.multiply_adds) == (("native", 3 * 2 * 6) if native.available else ("reference", 4 * 2 * 6))
-    whole = tb.LowRankEmbedding(10, 6, 2, impl="whole_table").explain(index)
-    assert (whole.path, whole.multiply_adds) == ("whole_table", 10 * 2 * 6)
     dense = tb.Embedding(10, 6, tb.Dense()).explain(index)
     assert (dense.multiply_adds_plain, dense.multiply_adds, dense.unique_rows) == (0, 0, 3)
     bags = tb.LowRankEmbeddingBag(10, 6, 2).explain(index, torch.tensor([0, 2]))
@@ -164,7 +130,7 @@ def test_structures_that_do_not_count_say_so(monkeypatch):
 
 
 def test_bags_count_what_is_in_them():
-    layer = train(tb.TTEmbeddingBag, mode="sum", include_last_offset=True, impl="grouped")
+    layer = train(tb.TTEmbeddingBag, mode="sum", include_last_offset=True, impl="torch")
     index = drawn(50)
     second, third = level_costs((1, 3, 7))
     told = layer.explain(index, torch.tensor([0, 10, 40]), torch.ones(50))
@@ -183,7 +149,7 @@ def test_bags_count_what_is_in_them():
 def test_nothing_to_explain(make):
     told = make().explain(torch.empty(0, 3, dtype=torch.int64))
     assert (told.indices, told.unique_rows, told.prefixes) == (0, 0, (0, 0, 0))
-    assert (told.multiply_adds_plain, told.multiply_adds, told.considered) == (0, 0, {})
+    assert (told.multiply_adds_plain, told.multiply_adds) == (0, 0)
     assert (told.path, told.why) == ("reference", "there is nothing to compute")
     assert "x fewer" not in str(told)
     assert make(make_bag(make)).explain(torch.empty(2, 0, dtype=torch.int64)).indices == 0
@@ -204,7 +170,7 @@ def test_no_row_is_computed():
     for layer, arguments in (
         (tb.TTEmbedding(100_000, 256, 16), (index,)),
         (tb.TREmbedding(100_000, 256, 4), (index,)),
-        (tb.LowRankEmbedding(100_000, 256, 4, impl="whole_table"), (index,)),
+        (tb.LowRankEmbedding(100_000, 256, 4), (index,)),
         (tb.TTEmbeddingBag(100_000, 256, 16), (index, torch.arange(3000))),
         (tb.EmbeddingBagCollection({"a": tb.TTEmbeddingBag(100_000, 256, 16)}), (index[:, None],)),
     ):
@@ -231,21 +197,18 @@ def test_it_reads_well():
         prefixes=(21, 625, 25_000),
         multiply_adds_plain=491_520_000,
         multiply_adds=210_080_000,
-        considered={"per_row": 1_343_024_000, "grouped": 408_024_000.0},
-        path="grouped",
-        why="least counted cost",
+        path="torch",
+        why="there are no compiled kernels",
     )
     assert str(told).splitlines() == [
         "tensor_train, 25,000 x 256, ranks=(16, 16)",
-        "  indices                               40,000",
-        "  unique rows                           25,000  1.6x fewer",
-        "  prefixes of 1                             21  1,190x fewer",
-        "  prefixes of 2                            625  40x fewer",
-        "  multiply-adds, each by itself    491,520,000",
-        "  multiply-adds, as computed       210,080,000  2.3x fewer",
-        "  counted cost of per_row        1,343,024,000",
-        "  counted cost of grouped          408,024,000",
-        "  path                           grouped: least counted cost",
+        "  indices                             40,000",
+        "  unique rows                         25,000  1.6x fewer",
+        "  prefixes of 1                           21  1,190x fewer",
+        "  prefixes of 2                          625  40x fewer",
+        "  multiply-adds, each by itself  491,520,000",
+        "  multiply-adds, as computed     210,080,000  2.3x fewer",
+        "  path                           torch: there are no compiled kernels",
     ]
     assert repr(told) == str(told)
     made = str(train().explain(drawn(60)))
@@ -275,7 +238,7 @@ def collection(**options):
 
 
 def test_collections_hold_one_a_table_and_totals():
-    fields = collection(impl="grouped")
+    fields = collection(impl="torch")
     ids = torch.stack([drawn(40), drawn(40, rows=9)], 1)
     told = fields.explain(ids)
     assert list(told) == list(told.tables) == ["one", "two"]
@@ -294,9 +257,9 @@ def test_collections_hold_one_a_table_and_totals():
 
 def test_collections_read_well():
     ids = torch.tensor([[0, 1], [1, 1], [1, 8], [109, 0]])
-    assert str(collection(impl="grouped").explain(ids)).splitlines() == [
+    assert str(collection(impl="torch").explain(ids)).splitlines() == [
         "table  structure     indices  unique rows  multiply-adds  as computed  change      path",
-        "one    tensor_train        4            3          1,176          756  1.6x fewer  grouped",
+        "one    tensor_train        4            3          1,176          756  1.6x fewer  torch",
         "two    dense               4            3              0            0              reference",
         "total                      8            6          1,176          756  1.6x fewer",
     ]

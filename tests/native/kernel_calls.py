@@ -98,8 +98,8 @@ def by_reference(chain, cores, ids, grad):
     return rows.detach(), torch.autograd.grad(rows, cores, grad)
 
 
-def by_grouped(chain, cores, ids, grad):
-    rows = chain_rows(chain, cores, ids, "grouped")
+def by_torch(chain, cores, ids, grad):
+    rows = chain_rows(chain, cores, ids, "torch")
     return rows.detach(), torch.autograd.grad(rows, cores, grad)
 
 

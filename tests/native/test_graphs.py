@@ -33,7 +33,7 @@ def operators_in(layer, *arguments):
     return found, torch.compile(layer, fullgraph=True, backend=backend)(*arguments)
 
 
-@pytest.mark.parametrize("impl", ["auto", "native", "grouped"])
+@pytest.mark.parametrize("impl", ["auto", "native", "torch"])
 @pytest.mark.parametrize("make", [tb.TTEmbedding, tb.TREmbedding])
 def test_compiled_lookups_are_the_operator(make, impl):
     layer = make(100, 24, rank=3, impl=impl)
@@ -68,7 +68,7 @@ def test_compiled_bags_may_be_none():
 
 # torch.jit.trace is deprecated, which torch says by one class or another, or not at all.
 @pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
-@pytest.mark.parametrize("impl", ["auto", "grouped"])
+@pytest.mark.parametrize("impl", ["auto", "torch"])
 def test_recorded_calls_take_the_path_that_can_be_recorded(impl):
     """What is written down call by call must not be an empty tensor that a kernel filled behind its back."""
     layer = tb.TTEmbedding(100, 24, rank=3, impl=impl)

@@ -16,9 +16,9 @@ if not native.available:
 from kernel_calls import (
     CHAINS,
     assert_as_exact,
-    by_grouped,
     by_kernels,
     by_reference,
+    by_torch,
     draw_cores,
     draw_grad,
     draw_ids,
@@ -49,7 +49,7 @@ def chains(draw):
 def assert_as_exact_as_torch(chain, cores, ids, grad):
     rows, grads = exact(chain, cores, ids, grad)
     positive_rows, positive_grads = exact(chain, [core.abs() for core in cores], ids, grad.abs())
-    found = [path(chain, cores, ids, grad) for path in (by_kernels, by_reference, by_grouped)]
+    found = [path(chain, cores, ids, grad) for path in (by_kernels, by_reference, by_torch)]
     made, *theirs = ([one, *gradients] for one, gradients in found)
     for k, (wanted, positive) in enumerate(zip([rows, *grads], [positive_rows, *positive_grads], strict=True)):
         if wanted.dtype == made[k].dtype:  # then nothing is more exact than anything else

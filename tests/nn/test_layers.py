@@ -353,7 +353,7 @@ def test_rows_at_the_padding_index_do_not_reach_the_cores():
     assert layer(torch.tensor([3])).tolist() == [[2.0] * 8]
 
 
-@pytest.mark.parametrize("impl", ["auto", "grouped"])
+@pytest.mark.parametrize("impl", ["auto", "torch"])
 @pytest.mark.parametrize("use", [torch.square, torch.neg], ids=["curved", "straight"])
 def test_backward_twice_needs_the_reference(impl, use):
     """Also where the incoming gradient is a constant: the cores multiply each other."""

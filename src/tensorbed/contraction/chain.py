@@ -63,6 +63,10 @@ class Chain:
         """Columns of a slice of core ``k`` (from 1) as a matrix."""
         return self.col_factors[k] * (1 if k == self.order - 1 else self.ranks[k + 1])
 
+    def multiply_adds(self, counts: Sequence[int]) -> int:
+        """Of the products, when this many left products are made at each level."""
+        return sum(counts[k] * self.width(k) * self.inner(k) * self.outer(k) for k in range(1, self.order))
+
     def packed(self) -> list[int]:
         """All sizes in one list, for operators that take numbers only."""
         return [self.rows, *self.row_factors, *self.col_factors, *self.ranks]

@@ -15,7 +15,6 @@ from torch import Tensor
 
 from tensorbed import native
 from tensorbed.contraction.chain import Chain, Cores
-from tensorbed.contraction.plan import Prefixes
 from tensorbed.dispatch import differentiable_once
 
 if TYPE_CHECKING:
@@ -283,21 +282,18 @@ def _asked(table: Table, handle: _native.Chain) -> tuple[_native.Asked, object]:
     return asked, (ids, bounds, weights)
 
 
-class Compiled:
-    """The kernels as an executor, for callers that have a plan of their own to keep."""
+class KernelRows:
+    """Rows of one table for a graph, whose backward makes the plan again."""
 
-    def products_made(self, chain: Chain, counts: Sequence[int]) -> Sequence[int]:
-        return counts
+    def __init__(self, chain: Chain, cores: Cores, index: Tensor) -> None:
+        self.planned = Planned([Table(chain, _single(cores), index)])
 
-    def prepare(self, chain: Chain, cores: Cores, index: Tensor, prefixes: Prefixes | None) -> Planned:
-        return Planned([Table(chain, _single(cores), index)])
+    def rows(self, cores: Cores) -> Tensor:
+        return self.planned.forward(_single(cores), keep=False)
 
-    def rows(self, chain: Chain, cores: Cores, tape: Planned) -> Tensor:
-        return tape.forward(_single(cores), keep=False).to(cores[0].dtype)
-
-    def backward(self, chain: Chain, cores: Cores, tape: Planned, grad: Tensor) -> list[Tensor]:
-        made = tape.backward(_single(cores), grad.to(tape.dtype))
-        return [one.to(cores[0].dtype) for one in made if one is not None]
+    def gradients(self, cores: Cores, grad: Tensor) -> list[Tensor]:
+        made = self.planned.backward(_single(cores), grad.to(self.planned.dtype))
+        return [one for one in made if one is not None]
 
 
 def _single(cores: Cores) -> Cores:

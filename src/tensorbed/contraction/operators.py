@@ -1,8 +1,8 @@
 """Rows of a chain under autograd and ``torch.compile``.
 
-Eagerly an autograd function keeps the plan and the left products between forward and backward. Under ``torch.compile``
-the same executors sit behind ``torch.library`` operators, because the plan's sizes depend on the data; there backward
-makes the plan again.
+Eagerly an autograd function keeps what was found about the indices between forward and backward. Under
+``torch.compile`` the same work sits behind ``torch.library`` operators, because its sizes depend on the data; there
+backward finds it out again.
 """
 
 from __future__ import annotations
@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 
 from tensorbed.contraction.chain import Chain, Cores, take, widened
-from tensorbed.contraction.compiled import Compiled, Table, compute, takes
-from tensorbed.contraction.executors import EXECUTORS, choose
+from tensorbed.contraction.compiled import IMPLS as KERNELS
+from tensorbed.contraction.compiled import KernelRows, Table, compute, takes
+from tensorbed.contraction.shared import SharedRows
 from tensorbed.dispatch import differentiable_once, full_precision, is_recorded, is_traced, is_transformed
 
-IMPLS = ("auto", "reference", *EXECUTORS)
+IMPLS = ("auto", "reference", "torch", *KERNELS)
 
 
 def chain_rows(chain: Chain, cores: Cores, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
-    """Rows by the named executor, differentiable in the cores. ``index`` is int64 and in range."""
+    """Rows by the named way, one of :data:`IMPLS`, differentiable in the cores. ``index`` is int64 and in range."""
     # Transforms differentiate, batch and nest as they like: only the plain path follows them.
     if impl == "reference" or index.is_meta or is_transformed() or is_recorded():
         return take(chain, cores, index)
@@ -40,26 +41,26 @@ def chain_rows(chain: Chain, cores: Cores, index: Tensor, impl: str) -> Tensor: 
 
 
 class _Work:
-    """A chosen executor and its tape, autocast off throughout; half precision is computed in single, rounded once."""
+    """Rows of a batch by the kernels, where they take it, or in PyTorch; autocast off, half precision in single."""
 
     def __init__(self, chain: Chain, cores: Cores, index: Tensor, impl: str) -> None:
-        self.chain, self.dtype = chain, cores[0].dtype
-        self.executor, prefixes = choose(chain, cores, index, impl)
+        self.dtype = cores[0].dtype
         with full_precision(index):
-            self.tape: Any = self.executor.prepare(chain, self._read(cores), index, prefixes)
+            by_kernels = impl != "torch" and takes(cores, index)
+            self.batch = KernelRows(chain, cores, index) if by_kernels else SharedRows.of(chain, index)
 
     def _read(self, cores: Cores) -> Cores:
         """The kernels widen what they read themselves."""
-        return cores if isinstance(self.executor, Compiled) else widened(cores)
+        return cores if isinstance(self.batch, KernelRows) else widened(cores)
 
     def rows(self, cores: Cores) -> Tensor:
         with full_precision(cores[0]):
-            return self.executor.rows(self.chain, self._read(cores), self.tape).to(self.dtype)
+            return self.batch.rows(self._read(cores)).to(self.dtype)
 
     def gradients(self, cores: Cores, grad: Tensor) -> list[Tensor]:
         cores = self._read(cores)
         with full_precision(grad):
-            made = self.executor.backward(self.chain, cores, self.tape, grad.to(cores[0].dtype))
+            made = self.batch.gradients(cores, grad.to(cores[0].dtype))
         return [one.to(self.dtype).contiguous() for one in made]
 
 

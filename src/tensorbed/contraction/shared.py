@@ -18,18 +18,19 @@ _HELD = 2**20  # numbers that one step may always hold
 
 @dataclass(frozen=True)
 class Piece:
-    """Some unique rows of a batch, and the indices that ask for them.
+    """Some unique rows of a batch.
 
     Shape:
         - first: ``(n_1,)``, the slices of the first core
-        - index: ``(n,)`` or ``None`` for all, which indices of the batch
-        - place: ``(n,)``, where each of them finds its row
     """
 
     first: Tensor
     levels: tuple[Level, ...]
-    place: Tensor
-    unique: int
+
+    @property
+    def place(self) -> Tensor:  # -> (unique rows,)
+        """Where each row is."""
+        return self.levels[-1].place
 
 
 @dataclass(frozen=True)
@@ -51,18 +52,17 @@ class SharedRows:
         parts = [found]
         if found.rows.shape[0] > most:
             parts = [find_prefixes(rows, chain.row_factors) for rows in found.rows.split(most)]
-        pieces = []
-        for part in parts:
-            levels = part.levels()
-            pieces.append(Piece(part.digits[0], levels, levels[-1].place, part.rows.shape[0]))
-        return cls(chain, tuple(pieces), found.inverse)
+        return cls(chain, tuple(Piece(part.digits[0], part.levels()) for part in parts), found.inverse)
 
     def rows(self, cores: Cores) -> Tensor:  # -> (n, cols)
         if len(self.pieces) == 1:
             (piece,) = self.pieces
             return self._products(cores, piece).index_select(0, piece.place.index_select(0, self.inverse))
-        unique = [self._products(cores, piece).index_select(0, piece.place) for piece in self.pieces]
-        return torch.cat(unique).index_select(0, self.inverse)
+        sizes = [piece.place.shape[0] for piece in self.pieces]
+        unique = cores[0].new_empty(sum(sizes), self.chain.cols)
+        for piece, part in zip(self.pieces, unique.split(sizes), strict=True):
+            torch.index_select(self._products(cores, piece), 0, piece.place, out=part)
+        return unique.index_select(0, self.inverse)
 
     def gradients(self, cores: Cores, grad: Tensor) -> list[Tensor]:  # (n, cols)
         """Of the cores, in their stored shapes. Left products are made again: all but the last are few."""
@@ -72,7 +72,7 @@ class SharedRows:
             self._add_gradients(cores, piece, piece.place.index_select(0, self.inverse), grad, sums)
             return sums
         # Repeated rows are summed once, before anything is multiplied.
-        sizes = [piece.unique for piece in self.pieces]
+        sizes = [piece.place.shape[0] for piece in self.pieces]
         unique = grad.new_zeros(sum(sizes), self.chain.cols).index_add_(0, self.inverse, grad)
         for piece, part in zip(self.pieces, unique.split(sizes), strict=True):
             self._add_gradients(cores, piece, piece.place, part, sums)

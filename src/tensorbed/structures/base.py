@@ -129,9 +129,7 @@ class Structure(ABC):
 
     def lookup(self, p: Params, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
         """Rows by the named way, one of :attr:`impls`; in half precision rounded once."""
-        if impl != "whole_table":
-            return self.rows_of(p, index)
-        return rounded(self.full(self.widened(p)).index_select(0, index), p)
+        return self.rows_of(p, index)
 
     def as_chain(self, p: Params) -> tuple[Chain, list[Tensor]] | None:
         """The same table as a chain of cores, for the compiled kernels; ``None`` where it is none."""
@@ -140,7 +138,7 @@ class Structure(ABC):
     @property
     def impls(self) -> tuple[str, ...]:
         """The ways :meth:`lookup` knows."""
-        return ("auto", "reference", "whole_table")
+        return ("auto", "reference")
 
     @property
     def row_multiply_adds(self) -> int | None:
@@ -151,9 +149,8 @@ class Structure(ABC):
         """What :meth:`lookup` would do, counted and not done."""
         n, each = index.shape[0], self.row_multiply_adds
         unique = torch.unique(index).shape[0]
-        compiled = impl in ("auto", "native") and "native" in self.impls and index.is_cpu and n > 0
-        path = "native" if compiled else "whole_table" if impl == "whole_table" else "reference"
-        computed = {"native": unique if self.kernels_share else n, "whole_table": self.rows, "reference": n}[path]
+        path, why = self._path(index, impl)
+        computed = n if path == "reference" or (path == "native" and not self.kernels_share) else unique
         return Explanation(
             kind=self.kind,
             description=self.summary,
@@ -162,10 +159,21 @@ class Structure(ABC):
             prefixes=(),
             multiply_adds_plain=None if each is None else n * each,
             multiply_adds=None if each is None else computed * each,
-            considered={},
             path=path,
-            why="what auto takes for every batch" if impl == "auto" else f'as asked by impl="{impl}"',
+            why=why,
         )
+
+    def _path(self, index: Tensor, impl: str) -> tuple[str, str]:
+        """The way that :meth:`lookup` takes, and why."""
+        if index.shape[0] == 0:
+            return "reference", "there is nothing to compute"
+        if impl != "auto":
+            return impl, f'as asked by impl="{impl}"'
+        if "native" in self.impls and index.is_cpu:
+            return "native", "the compiled kernels take every batch on a CPU"
+        if "torch" in self.impls:
+            return "torch", "there are no compiled kernels" if index.is_cpu else f"the indices are on {index.device}"
+        return "reference", "what auto takes for every batch"
 
     @property
     def summary(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
@@ -16,10 +16,8 @@ from torch import Tensor
 from tensorbed.checks import require_positive
 from tensorbed.contraction import through
 from tensorbed.contraction.chain import Chain, full, sum_of_squares, take
-from tensorbed.contraction.cost import multiply_adds
-from tensorbed.contraction.executors import EXECUTORS, cheapest, considered
 from tensorbed.contraction.operators import IMPLS, chain_rows
-from tensorbed.contraction.plan import find_prefixes
+from tensorbed.contraction.prefixes import find_prefixes
 from tensorbed.contraction.projection import Way
 from tensorbed.decompose.powers import frobenius
 from tensorbed.decompose.train import Folded, split_core
@@ -87,30 +85,17 @@ class ChainMatrix(Structure):
 
     @property
     def row_multiply_adds(self) -> int:
-        return multiply_adds(self.chain, [1] * len(self.row_factors))
+        return self.chain.multiply_adds([1] * len(self.row_factors))
 
     def explain(self, index: Tensor, impl: str) -> Explanation:  # (n,)
-        chain, n = self.chain, index.shape[0]
-        counts = find_prefixes(index, self.row_factors).counts
-        costs = considered(chain, counts, n, native=index.is_cpu) if n else {}
-        path = "reference" if n == 0 else cheapest(costs) if impl == "auto" else impl
-        made = [n] * chain.order if path == "reference" else EXECUTORS[path].products_made(chain, counts)
-        return Explanation(
-            kind=self.kind,
-            description=self.summary,
-            indices=n,
-            unique_rows=counts[-1],
-            prefixes=counts,
-            multiply_adds_plain=n * self.row_multiply_adds,
-            multiply_adds=multiply_adds(chain, made),
-            considered=costs,
-            path=path,
-            why=_why(path, costs, impl),
-        )
+        told, counts = super().explain(index, impl), find_prefixes(index, self.row_factors).counts
+        if told.path == "reference":
+            return replace(told, prefixes=counts)
+        return replace(told, prefixes=counts, multiply_adds=self.chain.multiply_adds(counts))
 
     def ways(self) -> list[Way]:
         every_prefix = list(accumulate(self.row_factors, mul))
-        return [self.way_by_rows(multiply_adds(self.chain, every_prefix)), *through.ways(self.chain)]
+        return [self.way_by_rows(self.chain.multiply_adds(every_prefix)), *through.ways(self.chain)]
 
     def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
         """The first core has slices for more rows or for fewer; a new slice is the mean of the others.
@@ -150,18 +135,6 @@ class ChainMatrix(Structure):
     @abstractmethod
     def shown_ranks(ranks: tuple[int, ...]) -> tuple[int, ...]:
         """The ranks a user gives, out of ``(R_0, ..., R_N)``."""
-
-
-def _why(path: str, costs: Mapping[str, float], impl: str) -> str:
-    """The reason for a path in a few words."""
-    if not costs:
-        return "there is nothing to compute"
-    if impl != "auto":
-        return f'as asked by impl="{impl}"'
-    if path == "native":
-        return "the compiled kernels take every batch on a CPU"
-    others = sorted((cost / costs[path], name) for name, cost in costs.items() if name != path)
-    return ", ".join(["least counted cost", *(f"{name} has {times:,.1f}x that" for times, name in others[:1])])
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)

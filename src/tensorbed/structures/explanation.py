@@ -20,8 +20,6 @@ class Explanation:
         prefixes: of a chain, how many different left products there are after each core; empty otherwise.
         multiply_adds_plain: were each index computed by itself; ``None`` where the structure does not say.
         multiply_adds: by the path taken, after reuse.
-        considered: of each path that was weighed its counted cost, in multiply-adds of a large product with copies and
-            calls converted into them.
         path, why: the way taken and the reason.
     """
 
@@ -32,7 +30,6 @@ class Explanation:
     prefixes: tuple[int, ...]
     multiply_adds_plain: int | None
     multiply_adds: int | None
-    considered: Mapping[str, float]
     path: str
     why: str
 
@@ -44,7 +41,7 @@ class Explanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, for JSON."""
-        return {**asdict(self), "prefixes": list(self.prefixes), "considered": dict(self.considered)}
+        return {**asdict(self), "prefixes": list(self.prefixes)}
 
     def __str__(self) -> str:
         lines: list[tuple[str, str, str]] = [
@@ -56,7 +53,6 @@ class Explanation:
         reused = fewer(self.multiply_adds_plain, self.multiply_adds)
         lines.append(("multiply-adds, each by itself", shown(self.multiply_adds_plain), ""))
         lines.append(("multiply-adds, as computed", shown(self.multiply_adds), reused))
-        lines += [(f"counted cost of {name}", f"{cost:,.0f}", "") for name, cost in self.considered.items()]
         path = f"{'path':<{max(len(label) for label, _, _ in lines)}}  {self.path}: {self.why}"
         return "\n  ".join([f"{self.kind}, {self.description}", *aligned(lines, "<><"), path])
 

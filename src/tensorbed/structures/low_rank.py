@@ -66,7 +66,7 @@ class LowRankMatrix(Structure):
 
     @property
     def impls(self) -> tuple[str, ...]:
-        return ("auto", "reference", "whole_table", *compiled.IMPLS)
+        return ("auto", "reference", *compiled.IMPLS)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return p["u"] @ p["v"].T

@@ -88,7 +88,7 @@ class ProductQuantizedMatrix(Structure):
 
     @property
     def impls(self) -> tuple[str, ...]:
-        return ("auto", "reference", "whole_table", *compiled.IMPLS)
+        return ("auto", "reference", *compiled.IMPLS)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return self._made(p, p["codes"])

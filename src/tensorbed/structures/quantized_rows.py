@@ -88,7 +88,7 @@ class QuantizedRowsMatrix(Structure):
 
     @property
     def impls(self) -> tuple[str, ...]:
-        return ("auto", "reference", "whole_table", *compiled.IMPLS)
+        return ("auto", "reference", *compiled.IMPLS)
 
     def ways(self) -> list[Way]:
         rows = self.way_by_rows(self.rows * self.row_multiply_adds)
