@@ -46,7 +46,7 @@ class _Work:
     def __init__(self, chain: Chain, cores: Cores, index: Tensor, impl: str) -> None:
         self.dtype = cores[0].dtype
         with full_precision(index):
-            by_kernels = impl != "torch" and takes(cores, index)
+            by_kernels = impl == "native" or (impl == "auto" and takes(cores, index))
             self.batch = KernelRows(chain, cores, index) if by_kernels else SharedRows.of(chain, index)
 
     def _read(self, cores: Cores) -> Cores:
