@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -48,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RefusalError as reason:
         sys.stderr.write(f"{reason}\n")
         return 2
+    except KeyboardInterrupt:  # what was measured so far has been shown
+        return 128 + signal.SIGINT
     return 0
 
 

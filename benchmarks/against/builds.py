@@ -16,7 +16,7 @@ from types import FrameType
 from benchmarks.against.refusal import RefusalError
 from provenance import ROOT
 
-_LAST_LINES = 12  # of a build that failed
+_LAST_LINES = 20  # of a build that failed: pip adds some of its own after the compiler's
 _GIT = ("git", "-c", f"core.hooksPath={os.devnull}", "-C", str(ROOT))
 _PIP = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet")
 
