@@ -176,7 +176,7 @@ class _Loop(nn.Module):
         return torch.cat([layer(ids[:, k]) for k, layer in enumerate(self.layers)], dim=1)
 
 
-class _Collected(nn.Module):
+class Collected(nn.Module):
     """The library's own collection of tables."""
 
     def __init__(self, layers: list[nn.Module]) -> None:
@@ -201,7 +201,7 @@ def _tensorbed(name: str, impl: str, needs: Needs = _nothing, refuses: Refuses =
             return refuses(workload)
         return "no compiled kernels in this installation" if impl == "native" else f'impl="{impl}" does not exist'
 
-    join = _Collected if hasattr(tb, "EmbeddingBagCollection") else None
+    join = Collected if hasattr(tb, "EmbeddingBagCollection") else None
     rows, bags = _own(tb.TTEmbedding, impl=impl), _own(tb.TTEmbeddingBag, impl=impl, mode="sum")
     return Peer(name, rows, bags, join, needs, refused)
 

@@ -15,7 +15,7 @@ from benchmarks.peers import AUTO, OURS, PEERS
 from benchmarks.results import HeadResult, Report, Result
 from benchmarks.timing import Times
 
-_STYLES = {"met": "green", "missed": "red", "not run": "dim"}
+_STYLES = {"met": "green", "missed": "red", "slower": "red", "not run": "dim"}
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""Another commit's build timed beside the checkout's: ``python -m benchmarks.against COMMIT``."""
