@@ -35,9 +35,26 @@ def test_low_rank_and_dense_too(rank):
 
 
 @pytest.mark.parametrize("format", [tb.Dense(), tb.LowRank(), tb.TensorTrain(), tb.TensorRing(rank=4)])
-def test_the_default_is_glorot(format):
-    layer = tb.Embedding(2000, 48, format)
-    assert realised(layer) == pytest.approx(math.sqrt(2 / (2000 + 48)), rel=1e-3)
+def test_the_defaults_and_the_deviation_of_the_paper(format):
+    for layer in (tb.Embedding(2000, 48, format), tb.EmbeddingBag(2000, 48, format)):
+        assert of_table(layer) == pytest.approx(0.3, rel=1e-3)
+    assert of_table(tb.Head(48, 2000, format)) == pytest.approx(48**-0.5, rel=1e-3)
+    for layer in (tb.Embedding(2000, 48, format, std="glorot"), tb.Head(48, 2000, format, std="glorot")):
+        assert of_table(layer) == pytest.approx(math.sqrt(2 / (2000 + 48)), rel=1e-3)
+
+
+def of_table(layer):
+    return float(layer.weight.detach().clone().double().square().mean().sqrt())
+
+
+def test_both_ends_have_the_deviation_of_their_use():
+    embedding, head = tb.embedding_and_head(2000, 48, tb.TensorTrain(rank=4))
+    assert of_table(embedding) == pytest.approx(0.3, rel=1e-3)
+    assert of_table(head) == pytest.approx(48**-0.5, rel=1e-3)
+    embedding, head = tb.embedding_and_head(2000, 48, tb.TensorTrain(rank=4), std="glorot")
+    assert of_table(embedding) == pytest.approx(of_table(head), rel=1e-3)
+    with pytest.raises(ValueError, match="std='xavier': give a number, or \"glorot\""):
+        tb.Embedding(2000, 48, tb.Dense(), std="xavier")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])

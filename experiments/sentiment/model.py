@@ -26,7 +26,7 @@ class Classifier(nn.Module):
             settings.dim,
             settings.table_format(),
             padding_idx=PAD if settings.pad_row == "zero" else None,
-            std=settings.std,
+            std="glorot" if settings.std is None else settings.std,
         )
         between = settings.dropout if settings.layers > 1 else 0.0
         self.lstm = nn.LSTM(

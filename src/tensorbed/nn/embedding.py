@@ -31,7 +31,7 @@ class Embedding(StructuredTable):
         format: for instance ``tb.TensorTrain(rank=16)`` or ``tb.LowRank(ratio=8)``.
         padding_idx: a row that is constant (zero at birth, see ``padding_row``) and gets no gradient.
         scale_grad_by_freq: divide each row's gradient by how often the batch holds it.
-        std: standard deviation of the table at birth, by default Glorot's ``sqrt(2 / (I + J))``.
+        std: standard deviation of the table at birth, by default 0.3; ``"glorot"`` is ``sqrt(2 / (I + J))``.
         impl: how rows are computed; ``"auto"`` chooses by counted cost, ``"reference"`` is plain PyTorch.
         max_norm, norm_type, sparse: accepted as in torch; ``max_norm`` and ``sparse=True`` raise.
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tensorbed.checks import require_bool, require_positive
 from tensorbed.nn.embedding import Embedding
-from tensorbed.nn.options import TableOptions
+from tensorbed.nn.options import Deviation, TableOptions
 from tensorbed.nn.table import StructuredTable
 from tensorbed.structures import Format, Use
 from tensorbed.vocabulary.calls import check_impl, logits_of, loss_of, sample_of, topk_of
@@ -37,7 +37,7 @@ class Head(StructuredTable):
         num_classes: rows of the table.
         format: for instance ``tb.TensorTrain(rank=16)`` or ``tb.LowRank(ratio=8)``.
         bias: whether each class has a number added to its score; zero at birth.
-        std: standard deviation of the table at birth, by default Glorot's ``sqrt(2 / (I + J))``.
+        std: standard deviation of the table at birth, by default ``1 / sqrt(in_features)``; see :class:`Embedding`.
         impl: ``"auto"`` chooses by counted cost, ``"reference"`` makes all logits in plain PyTorch.
         memory_budget: bytes that the loss may take for intermediate numbers; by default a third of what the logits of
             the batch would take, at most 1 GiB.
@@ -66,7 +66,7 @@ class Head(StructuredTable):
         format: Format,
         bias: bool = False,
         *,
-        std: float | None = None,
+        std: Deviation = None,
         impl: str = "auto",
         memory_budget: int | None = None,
         device: torch.device | str | None = None,
@@ -103,7 +103,7 @@ class Head(StructuredTable):
         impl: str = "auto",
         memory_budget: int | None = None,
         dtype: torch.dtype | None = None,
-        std: float | None = None,
+        std: Deviation = None,
         use: Use | None = None,
     ) -> Self:
         """Fit a format to a trained weight, ``linear.weight`` and ``linear.bias`` of a ``torch.nn.Linear``.
@@ -194,6 +194,10 @@ class Head(StructuredTable):
     def _load_from_state_dict(self, *args: Any) -> None:
         self._tie()
         super()._load_from_state_dict(*args)
+
+    def _default_std(self) -> float:
+        """Scores of vectors with entries of size 1 have size 1."""
+        return float(self.in_features**-0.5)
 
     @property
     def is_tied(self) -> bool:

@@ -12,7 +12,7 @@ from tensorbed.checks import require_bool
 from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.head import Head
-from tensorbed.nn.options import TableOptions, options_shown
+from tensorbed.nn.options import Deviation, TableOptions, options_shown
 from tensorbed.nn.table import StructuredTable
 from tensorbed.shapes import Shape
 from tensorbed.structures import Structure, Use
@@ -262,7 +262,7 @@ class _ChainedHead(_OfChain, _NamedHead):
         order: int = 3,
         shape: Shape | None = None,
         bias: bool = False,
-        std: float | None = None,
+        std: Deviation = None,
         impl: str = "auto",
         memory_budget: int | None = None,
         device: torch.device | str | None = None,
@@ -288,7 +288,7 @@ class _ChainedHead(_OfChain, _NamedHead):
         impl: str = "auto",
         memory_budget: int | None = None,
         dtype: torch.dtype | None = None,
-        std: float | None = None,
+        std: Deviation = None,
         use: Use | None = None,
     ) -> Self:
         """Fit to a trained weight by ``rank``, ``ranks``, ``ratio`` or ``rel_error``; the rest as in :class:`Head`."""
@@ -309,7 +309,7 @@ class LowRankHead(_LowRanked, _NamedHead):
         *,
         ratio: float | None = None,
         bias: bool = False,
-        std: float | None = None,
+        std: Deviation = None,
         impl: str = "auto",
         memory_budget: int | None = None,
         device: torch.device | str | None = None,
@@ -332,7 +332,7 @@ class LowRankHead(_LowRanked, _NamedHead):
         impl: str = "auto",
         memory_budget: int | None = None,
         dtype: torch.dtype | None = None,
-        std: float | None = None,
+        std: Deviation = None,
         use: Use | None = None,
     ) -> Self:
         """Fit to a trained weight by ``rank``, ``ratio`` or ``rel_error``; the rest as in :class:`Head`."""

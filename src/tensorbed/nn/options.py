@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 from tensorbed.checks import require_bool, require_int, require_number
 from tensorbed.structures import Format
+
+Deviation = float | Literal["glorot"] | None
+GLOROT = "glorot"
 
 
 class TableOptions(TypedDict, total=False):
@@ -18,7 +21,7 @@ class TableOptions(TypedDict, total=False):
     norm_type: float
     scale_grad_by_freq: bool
     sparse: bool
-    std: float | None
+    std: Deviation
     impl: str
 
 
@@ -43,7 +46,7 @@ def check_options(
     norm_type: float = 2.0,
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
-    std: float | None = None,
+    std: Deviation = None,
     impl: str = "auto",
     **unknown: object,
 ) -> None:
@@ -62,7 +65,9 @@ def check_options(
             "sparse=True is not supported: every lookup touches the few shared tensors, whose gradients are "
             "dense and small. Leave sparse=False; any optimiser works."
         )
-    if std is not None:
+    if isinstance(std, str) and std != GLOROT:
+        raise ValueError(f'std={std!r}: give a number, or "glorot" for sqrt(2 / (rows + columns)), as in the paper.')
+    if std is not None and std != GLOROT:
         require_number(std, "std", low=0)
 
 

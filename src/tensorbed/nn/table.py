@@ -15,7 +15,15 @@ from tensorbed.dispatch import full_precision, is_recorded, is_traced, is_transf
 from tensorbed.fitting import check_table, fit_table, require_finite
 from tensorbed.functional import check_impl
 from tensorbed.nn.lazy import LazyTable, refuse_setting
-from tensorbed.nn.options import TableOptions, check_format, check_options, options_shown, wrapped_padding_idx
+from tensorbed.nn.options import (
+    GLOROT,
+    Deviation,
+    TableOptions,
+    check_format,
+    check_options,
+    options_shown,
+    wrapped_padding_idx,
+)
 from tensorbed.structures import Format, Params, Structure, Use
 from tensorbed.structures.formats import Budget
 from tensorbed.vocabulary.scorer import Vocabulary
@@ -76,7 +84,7 @@ class StructuredTable(nn.Module):
         padding_idx: int | None = None,
         norm_type: float = 2.0,
         scale_grad_by_freq: bool = False,
-        std: float | None = None,
+        std: Deviation = None,
         impl: str = "auto",
         **refused: object,
     ) -> None:
@@ -161,13 +169,13 @@ class StructuredTable(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draw the table anew with standard deviation ``std``, by default Glorot's ``sqrt(2 / (I + J))``."""
+        """Draw the table anew with standard deviation ``std``, by default that of this kind of layer."""
         params: Params = {name: tensor.detach() for name, tensor in self.params().items()}
         if any(tensor.is_meta for tensor in params.values()):
             return
         if not self.structure.can_initialise:
             raise NotImplementedError(f"{self.structure.kind} cannot be drawn at random.")
-        std = self.std or (2 / (self.structure.rows + self.structure.cols)) ** 0.5
+        std = self._deviation()
         info = torch.finfo(self._dtype)
         if not info.tiny <= std <= info.max / 16:
             raise ValueError(f"std={std:g} is outside what a table of {self._dtype} can hold; choose another.")
@@ -183,6 +191,16 @@ class StructuredTable(nn.Module):
         if self.padding_row is not None:
             self.padding_row.zero_()
         self.fit_error = None
+
+    def _deviation(self) -> float:
+        """Of the table at birth."""
+        if self.std == GLOROT:
+            return float((2 / (self.structure.rows + self.structure.cols)) ** 0.5)
+        return self._default_std() if self.std is None else float(self.std)
+
+    def _default_std(self) -> float:
+        """Near the best for tables that are looked up, also where a head is tied to them (benchmarks.deviation)."""
+        return 0.3
 
     @property
     def weight(self) -> Tensor:
