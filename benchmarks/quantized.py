@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tensorbed as tb
-from tensorbed import native
+from tensorbed.backends import native
 from tensorbed.structures import Format
 from tensorbed.structures.formats import Budget
 from tensorbed.vocabulary.schedule import choose

@@ -13,8 +13,8 @@ from test_files import Model, checksums_of, header_of, rewrite, same
 from torch import nn
 
 import tensorbed as tb
-from tensorbed.inspection import inspect
-from tensorbed.nn.described import described
+from tensorbed.compress.inspection import inspect
+from tensorbed.files.description import described
 
 
 def every_layer(seed=0):

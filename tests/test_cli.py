@@ -10,10 +10,10 @@ from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 import tensorbed
-from tensorbed import native, terminal
-from tensorbed.cli import app
+from tensorbed.backends import native
+from tensorbed.cli.commands import app, terminal
+from tensorbed.compress.inspection import inspect
 from tensorbed.info import info
-from tensorbed.inspection import inspect
 from tensorbed.printable import printable
 
 COMPILED = SimpleNamespace(
@@ -182,7 +182,7 @@ def test_errors_of_torch_are_told_in_a_line(monkeypatch):
     def fail(what):
         raise RuntimeError("not enough\n memory")
 
-    monkeypatch.setattr("tensorbed.cli.look_into", fail)
+    monkeypatch.setattr("tensorbed.cli.commands.look_into", fail)
     result = CliRunner().invoke(app, ["inspect", "x"])
     assert (result.exit_code, result.stderr) == (1, "tensorbed: not enough memory\n")
 

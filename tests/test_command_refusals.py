@@ -10,8 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 import tensorbed
-from tensorbed.cli import app
-from tensorbed.terminal import in_its_words
+from tensorbed.cli.commands import app
+from tensorbed.cli.terminal import in_its_words
 
 
 def python(code, **options):

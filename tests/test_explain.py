@@ -7,8 +7,10 @@ import torch
 from samples import SAMPLES
 
 import tensorbed as tb
-from tensorbed import functional, native
-from tensorbed.contraction import compiled, shared
+from tensorbed import functional
+from tensorbed.backends import native
+from tensorbed.backends.native import chains as compiled
+from tensorbed.backends.torch import shared_rows as shared
 from tensorbed.structures import Explanation
 from tensorbed.testing import largest_allocation
 

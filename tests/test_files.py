@@ -24,7 +24,7 @@ from samples import SAMPLES
 from torch import nn
 
 import tensorbed as tb
-from tensorbed.writing import write_tensors
+from tensorbed.files.writing import write_tensors
 
 EVERY = [group[0] for group in SAMPLES.values()]
 
@@ -316,7 +316,7 @@ def test_an_error_while_writing_leaves_nothing_behind(tmp_path, monkeypatch):
     def full(*_):
         raise OSError(28, os.strerror(28))
 
-    monkeypatch.setattr("tensorbed.files.write_tensors", full)
+    monkeypatch.setattr("tensorbed.files.saving.write_tensors", full)
     with pytest.raises(OSError, match="No space"):
         tb.save(tb.TTEmbedding(300, 12, 5), path)
     assert path.read_bytes() == before
@@ -421,7 +421,7 @@ def test_a_private_file_is_private_while_it_is_written(tmp_path, monkeypatch):
         write_tensors(file, tensors, header)
         modes.append(os.stat(file.name).st_mode & 0o777)
 
-    monkeypatch.setattr("tensorbed.files.write_tensors", writing)
+    monkeypatch.setattr("tensorbed.files.saving.write_tensors", writing)
     tb.save(tb.TTEmbedding(300, 12, 3), path)
     assert modes == [0o600]
     assert path.stat().st_mode & 0o777 == 0o400

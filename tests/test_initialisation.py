@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import tensorbed as tb
-from tensorbed.contraction.chain import Chain, _squares_by_blocks, _squares_by_transfer, sum_of_squares, take
+from tensorbed.backends.chain import Chain, _squares_by_blocks, _squares_by_transfer, sum_of_squares, take
 from tensorbed.structures.formats import Budget
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorbed import native
+from tensorbed.backends import native
 
 VARIABLES = ("TENSORBED_NATIVE", "TENSORBED_NATIVE_PATH")
 

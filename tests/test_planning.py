@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import tensorbed as tb
-from tensorbed.planning import PRETRAINED, _chosen, parsed_bytes
-from tensorbed.plans import Option
+from tensorbed.compress.planning import PRETRAINED, _chosen, parsed_bytes
+from tensorbed.compress.plans import Option
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +93,8 @@ def test_little_is_fitted_once_each_and_shown(monkeypatch):
         fitted.append((sample.shape, format))
         return SimpleNamespace(error=0.1)
 
-    monkeypatch.setattr("tensorbed.planning.fit_table", fit)
-    monkeypatch.setattr("tensorbed.planning.track", lambda work, label: steps.extend(work) or work)
+    monkeypatch.setattr("tensorbed.compress.planning.fit_table", fit)
+    monkeypatch.setattr("tensorbed.compress.planning.track", lambda work, label: steps.extend(work) or work)
     formats = [tb.ProductQuantized(ratio=6), tb.ProductQuantized(ratio=7), tb.LowRank(ratio=4), tb.HotRows()]
     model = nn.ModuleDict({"words": nn.Embedding(50_000, 128), "ids": nn.Embedding(2500, 128)})
     plan = tb.plan(model, ratio=1, formats=formats)
@@ -116,7 +116,7 @@ def test_training_from_scratch_takes_trains_of_equal_ratio():
 
 def test_a_budget_out_of_reach_is_refused_with_the_least_there_is(model, monkeypatch):
     with monkeypatch.context() as patched:
-        patched.setattr("tensorbed.planning.fit_table", None)  # known before anything is measured
+        patched.setattr("tensorbed.compress.planning.fit_table", None)  # known before anything is measured
         with pytest.raises(ValueError, match=r"10 bytes for all tables.* at the least, a ratio of") as caught:
             tb.plan(model, budget=10, formats=FEW)
     least = int(re.search(r"they take ([\d,]+) at the least", str(caught.value))[1].replace(",", ""))

@@ -11,7 +11,7 @@ import typer
 from torch import nn
 
 import tensorbed as tb
-from tensorbed.cli import app
+from tensorbed.cli.commands import app
 
 TEXT = (Path(__file__).parent.parent / "README.md").read_text()
 TABLE = TEXT.partition("| you have | you write |\n|---|---|\n")[2].partition("\n\n")[0]

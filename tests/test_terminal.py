@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tensorbed import terminal
+from tensorbed.cli import terminal
 
 NAMES = ("model.language_model.embed_tokens_per_layer", "embeddings.word_embeddings = lm_head")
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from safetensors.torch import _SIZE, load_file, save_file
 
-from tensorbed import writing
-from tensorbed.writing import STORED_AS, bytes_in_file, write_tensors
+from tensorbed.files import writing
+from tensorbed.files.writing import STORED_AS, bytes_in_file, write_tensors
 
 
 def of_dtype(dtype):

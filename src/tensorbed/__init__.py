@@ -2,8 +2,9 @@
 
 from tensorbed import functional, indexing, structures
 from tensorbed._version import __version__
-from tensorbed.convert import compress_
-from tensorbed.files import load, save
+from tensorbed.compress.planning import plan
+from tensorbed.compress.replacing import compress_
+from tensorbed.files.saving import load, save
 from tensorbed.nn import (
     Embedding,
     EmbeddingBag,
@@ -20,7 +21,6 @@ from tensorbed.nn import (
     TTHead,
     embedding_and_head,
 )
-from tensorbed.planning import plan
 from tensorbed.shapes import suggest_shape
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.hot_rows import HotRows

@@ -9,7 +9,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command line, or say how to install what it needs."""
     try:
-        from tensorbed.cli import app
+        from tensorbed.cli.commands import app
     except KeyboardInterrupt:  # while torch is imported; later the command itself says so
         sys.stderr.write("tensorbed: interrupted.\n")
         sys.exit(130)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tensorbed import native
+from tensorbed.backends import native
+from tensorbed.backends.native.chains import Table, compute, takes
 from tensorbed.checks import require_integer_indices
-from tensorbed.contraction.compiled import Table, compute, takes
 from tensorbed.dispatch import checked_indices, full_precision, is_exporting, is_plain, is_recorded, working_dtype
 from tensorbed.structures import Explanation, Params, Structure
 

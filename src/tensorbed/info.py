@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from tensorbed import native
 from tensorbed._version import __version__
+from tensorbed.backends import native
 
 __all__ = ["Info", "Kernels", "info"]
 

@@ -2,7 +2,7 @@ import torch
 
 import tensorbed as tb
 from benchmarks import quantized
-from tensorbed import native
+from tensorbed.backends import native
 
 
 def test_both_sides_compute_the_same():

@@ -6,7 +6,7 @@ import sys
 from model_folders import TEXTS, make_bert, make_llama
 from typer.testing import CliRunner
 
-from tensorbed.cli import app
+from tensorbed.cli.commands import app
 
 SMALL = ("--min-rows", "100")
 

@@ -156,7 +156,7 @@ def test_killed_while_saving_leaves_no_half_written_folder(made, tmp_path):
     out = tmp_path / "out"
     code = (
         "import os, signal, transformers\n"
-        "from tensorbed.cli import app\n"
+        "from tensorbed.cli.commands import app\n"
         "save = transformers.PreTrainedModel.save_pretrained\n"
         "def killed(self, folder, **options):\n"
         "    save(self, folder, **options)\n"
@@ -344,7 +344,7 @@ def test_as_a_user_runs_it(made, tmp_path):
 
 def test_help_and_facts_wait_for_nothing():
     code = (
-        "import sys; from typer.testing import CliRunner; from tensorbed.cli import app\n"
+        "import sys; from typer.testing import CliRunner; from tensorbed.cli.commands import app\n"
         "for command in (['--help'], ['compress', '--help'], ['verify', '--help'], ['info']):\n"
         "    assert CliRunner().invoke(app, command).exit_code == 0\n"
         "print({'transformers', 'sentence_transformers'} & set(sys.modules))"

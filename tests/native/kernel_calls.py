@@ -4,10 +4,10 @@ from contextlib import contextmanager
 
 import torch
 
-from tensorbed import native
-from tensorbed.contraction.chain import Chain, take
-from tensorbed.contraction.compiled import Table, compute
-from tensorbed.contraction.operators import chain_rows
+from tensorbed.backends import native
+from tensorbed.backends.chain import Chain, take
+from tensorbed.backends.chain_rows import chain_rows
+from tensorbed.backends.native.chains import Table, compute
 
 # Orders 2 to 6, odd and even sizes, trains, rings and low rank; the last core applied to each left product (most of
 # them) and sorted by its digit (where the name says so); sums of more than one block of the products' depth.

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tensorbed as tb
-from tensorbed import native
+from tensorbed.backends import native
 from tensorbed.structures.formats import Budget
 from tensorbed.testing import assert_near, largest_allocation
 from tensorbed.vocabulary.schedule import Task, choose
@@ -230,7 +230,7 @@ def test_scores_without_kernels_make_some_rows_at_a_time(name, monkeypatch):
     x = torch.randn(3, structure.cols)
     (way,) = [one for one in structure.ways() if one.name == "codes"]
     monkeypatch.setattr(native, "available", False)
-    monkeypatch.setattr("tensorbed.contraction.coded._ROWS", 100 * structure.cols)
+    monkeypatch.setattr("tensorbed.backends.native.coded._ROWS", 100 * structure.cols)
     out = torch.empty(structure.rows, 3)
     with largest_allocation() as most:
         projection = way.open([p[spec.name] for spec in structure.tensors()], torch.float32)

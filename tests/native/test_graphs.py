@@ -5,9 +5,11 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import tensorbed as tb
-from tensorbed import native
-from tensorbed.contraction import bags, compiled, operators
-from tensorbed.contraction.chain import Chain
+from tensorbed.backends import chain_rows as operators
+from tensorbed.backends import native
+from tensorbed.backends.chain import Chain
+from tensorbed.backends.native import chains as compiled
+from tensorbed.backends.native import graph_bags as bags
 from tensorbed.testing import assert_near
 
 if not native.available:

@@ -10,7 +10,7 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import tensorbed as tb
-from tensorbed import native
+from tensorbed.backends import native
 from tensorbed.testing import assert_near
 
 if not native.available:

@@ -5,9 +5,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import tensorbed as tb
-from tensorbed import native
-from tensorbed.contraction.chain import Chain
-from tensorbed.contraction.compiled import Table, compute
+from tensorbed.backends import native
+from tensorbed.backends.chain import Chain
+from tensorbed.backends.native.chains import Table, compute
 from tensorbed.testing import assert_near
 
 if not native.available:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorbed import native
+from tensorbed.backends import native
 
 if not native.available:
     pytest.skip(f"no compiled kernels: {native.reason}", allow_module_level=True)

@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tensorbed as tb
-from tensorbed import native
-from tensorbed.contraction.chain import Chain
+from tensorbed.backends import native
+from tensorbed.backends.chain import Chain
 from tensorbed.testing import assert_near
 
 if not native.available:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tensorbed as tb
-from tensorbed import native
+from tensorbed.backends import native
 from tensorbed.testing import assert_near
 
 if not native.available:

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import tensorbed as tb
-from tensorbed import native
+from tensorbed.backends import native
 from tensorbed.testing import assert_near
 
 if not native.available:

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 import tensorbed as tb
-from tensorbed import native
-from tensorbed.contraction.chain import Chain
-from tensorbed.contraction.compiled import Table, compute
+from tensorbed.backends import native
+from tensorbed.backends.chain import Chain
+from tensorbed.backends.native.chains import Table, compute
 from tensorbed.functional import lookup
 
 if not native.available:

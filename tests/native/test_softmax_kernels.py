@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tensorbed import native
+from tensorbed.backends import native
 
 if not native.available:
     pytest.skip(f"no compiled kernels: {native.reason}", allow_module_level=True)

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from tensorbed import native
-from tensorbed.contraction.chain import Chain
-from tensorbed.contraction.compiled import KernelRows, Table, compute
-from tensorbed.contraction.shared import SharedRows
+from tensorbed.backends import native
+from tensorbed.backends.chain import Chain
+from tensorbed.backends.native.chains import KernelRows, Table, compute
+from tensorbed.backends.torch.shared_rows import SharedRows
 from tensorbed.testing import assert_near
 
 if not native.available:
@@ -14,7 +14,7 @@ if not native.available:
 
 from kernel_calls import CHAINS, by_kernels, draw_cores, draw_grad, draw_ids, exact, isas, kernels_of, on_threads
 
-from tensorbed.contraction import compiled
+from tensorbed.backends.native import chains as compiled
 
 every_isa = pytest.mark.parametrize("isa", isas())
 

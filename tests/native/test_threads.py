@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import tensorbed as tb
-from tensorbed import native
-from tensorbed.contraction.compiled import Table, compute
+from tensorbed.backends import native
+from tensorbed.backends.native.chains import Table, compute
 from tensorbed.testing import assert_near
 
 if not native.available:

@@ -4,7 +4,7 @@ from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.collection import EmbeddingBagCollection, Pooled
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.head import EmbeddingAndHead, Head, embedding_and_head
-from tensorbed.nn.named import (
+from tensorbed.nn.shorthands import (
     LowRankEmbedding,
     LowRankEmbeddingBag,
     LowRankHead,

@@ -7,9 +7,9 @@ from typing import Self, Unpack
 import torch
 from torch import Tensor
 
+from tensorbed.backends.native.chains import Table, compute
+from tensorbed.backends.native.graph_bags import can_trace, chain_bags
 from tensorbed.checks import require_bool
-from tensorbed.contraction.bags import can_trace, chain_bags
-from tensorbed.contraction.compiled import Table, compute
 from tensorbed.dispatch import (
     checked_indices,
     clamped_for_export,

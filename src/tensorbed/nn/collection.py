@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
+from tensorbed.backends.native.chains import Table, compute
 from tensorbed.checks import naming, require_float_dtype, require_int, require_integer_indices, require_positive
-from tensorbed.contraction.compiled import Table, compute
 from tensorbed.dispatch import checked_indices, full_precision, is_plain
 from tensorbed.indexing import check_range
 from tensorbed.nn.bag import EmbeddingBag

@@ -7,7 +7,7 @@ from typing import Self, Unpack
 import torch
 from torch import Tensor
 
-from tensorbed.contraction.compiled import compute
+from tensorbed.backends.native.chains import compute
 from tensorbed.dispatch import clamped_for_export
 from tensorbed.functional import compiled_table, explain, lookup, shaped_like
 from tensorbed.nn.options import TableOptions, options_shown

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from tensorbed.checks import require_positive
-from tensorbed.nn.described import described, rebuilt
+from tensorbed.files.description import described, rebuilt
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 from tensorbed.structures.base import with_rows

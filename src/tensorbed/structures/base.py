@@ -13,9 +13,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from tensorbed.backends.chain import Chain
+from tensorbed.backends.scores.projection import Way, rows_by_autograd
 from tensorbed.checks import require_positive
-from tensorbed.contraction.chain import Chain
-from tensorbed.contraction.projection import Way, rows_by_autograd
 from tensorbed.dispatch import is_exporting, working_dtype
 from tensorbed.structures.explanation import Explanation
 

@@ -13,12 +13,12 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
+from tensorbed.backends.chain import Chain, full, sum_of_squares, take
+from tensorbed.backends.chain_rows import IMPLS, chain_rows
+from tensorbed.backends.scores import through_cores as through
+from tensorbed.backends.scores.projection import Way
+from tensorbed.backends.torch.prefixes import find_prefixes
 from tensorbed.checks import require_positive
-from tensorbed.contraction import through
-from tensorbed.contraction.chain import Chain, full, sum_of_squares, take
-from tensorbed.contraction.operators import IMPLS, chain_rows
-from tensorbed.contraction.prefixes import find_prefixes
-from tensorbed.contraction.projection import Way
 from tensorbed.decompose.powers import frobenius
 from tensorbed.decompose.train import Folded, split_core
 from tensorbed.progress import track

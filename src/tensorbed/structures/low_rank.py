@@ -9,10 +9,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from tensorbed.backends.chain import Chain
+from tensorbed.backends.native import chains as compiled
+from tensorbed.backends.scores import through_cores as through
+from tensorbed.backends.scores.projection import Way
 from tensorbed.checks import require_positive
-from tensorbed.contraction import compiled, through
-from tensorbed.contraction.chain import Chain
-from tensorbed.contraction.projection import Way
 from tensorbed.decompose.feedback import root_of_metric
 from tensorbed.decompose.truncate import Truncated, truncate
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows

@@ -10,10 +10,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from tensorbed.backends.native import chains as compiled
+from tensorbed.backends.native import coded
+from tensorbed.backends.scores.lookup_tables import LookupTables
+from tensorbed.backends.scores.projection import Way, leaves_of
 from tensorbed.checks import require_bool, require_number, require_positive
-from tensorbed.contraction import coded, compiled
-from tensorbed.contraction.projection import Way, leaves_of
-from tensorbed.contraction.tables import LookupTables
 from tensorbed.decompose.clusters import k_means
 from tensorbed.decompose.feedback import feedback
 from tensorbed.decompose.powers import far_exponent, shifted

@@ -9,9 +9,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from tensorbed.backends.native import chains as compiled
+from tensorbed.backends.native import coded
+from tensorbed.backends.scores.projection import Way, leaves_of
 from tensorbed.checks import require_int, require_positive
-from tensorbed.contraction import coded, compiled
-from tensorbed.contraction.projection import Way, leaves_of
 from tensorbed.decompose.feedback import feedback
 from tensorbed.progress import track
 from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows

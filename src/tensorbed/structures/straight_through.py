@@ -9,8 +9,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tensorbed.contraction.coded import Coded, CodedProducts
-from tensorbed.contraction.projection import Projection, Way, rows_of_table
+from tensorbed.backends.native.coded import Coded, CodedProducts
+from tensorbed.backends.scores.projection import Projection, Way, rows_of_table
 from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format
 from tensorbed.structures.quantized_rows import STEPS, QuantizedRows, QuantizedRowsMatrix, in_blocks, packed

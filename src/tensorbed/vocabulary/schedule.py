@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tensorbed.contraction.projection import Way
+from tensorbed.backends.scores.projection import Way
 from tensorbed.structures import Structure
 
 ONCE, TWICE, GROUPS = "once", "twice", "groups"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tensorbed.contraction.projection import Part, Tape, Vectors
+from tensorbed.backends.scores.projection import Part, Tape, Vectors
 from tensorbed.structures import Structure
 from tensorbed.vocabulary.schedule import Schedule
 

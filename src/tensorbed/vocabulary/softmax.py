@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tensorbed import native
+from tensorbed.backends import native
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tensorbed.contraction.projection import Part, Tape, Vectors
+from tensorbed.backends.scores.projection import Part, Tape, Vectors
 from tensorbed.vocabulary.scorer import Scorer
 from tensorbed.vocabulary.softmax import Gradient, Sums, Terms
 

@@ -15,7 +15,7 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.integrations.accelerate import load_offloaded_parameter
 
 from tensorbed.checks import frames_in_packages
-from tensorbed.checksums import Checksums
+from tensorbed.files.checksums import Checksums
 from tensorbed.integrations.transformers.config import METHOD, TensorbedConfig
 from tensorbed.integrations.transformers.ties import tables
 

@@ -14,8 +14,11 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from tensorbed.convert import compress_
-from tensorbed.finding import MIN_ROWS, Formats, Weight, found_tables
+from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables
+from tensorbed.compress.planning import SpoilsHeadsError, parsed_bytes, plan
+from tensorbed.compress.plans import Plan
+from tensorbed.compress.replacing import compress_
+from tensorbed.compress.report import Report
 from tensorbed.integrations.transformers.cards import note_on, write_note
 from tensorbed.integrations.transformers.folders import (
     Folder,
@@ -30,10 +33,7 @@ from tensorbed.integrations.transformers.folders import (
 )
 from tensorbed.integrations.transformers.placing import check_space, check_target, megabytes, put_in_place
 from tensorbed.nn.head import Head
-from tensorbed.planning import SpoilsHeadsError, parsed_bytes, plan
-from tensorbed.plans import Plan
 from tensorbed.progress import track
-from tensorbed.report import Report
 from tensorbed.structures import Format
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.formats import Budget

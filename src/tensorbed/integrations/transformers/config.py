@@ -10,8 +10,8 @@ from typing import Any
 from transformers.quantizers.auto import register_quantization_config
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from tensorbed.convert import compress_
-from tensorbed.finding import Formats
+from tensorbed.compress.finding import Formats
+from tensorbed.compress.replacing import compress_
 from tensorbed.printable import short_messages
 
 METHOD = "tensorbed"

@@ -19,7 +19,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer, PreTrai
 from transformers import modeling_gguf_pytorch_utils as gguf
 from transformers.utils import logging
 
-from tensorbed.contents import check_readable
+from tensorbed.files.header import check_readable
 from tensorbed.integrations.transformers.config import METHOD, METHOD_IN_FILES
 from tensorbed.integrations.transformers.paths import leads_outside, path_below
 from tensorbed.progress import track

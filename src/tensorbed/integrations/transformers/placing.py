@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tensorbed.files import sync, sync_folder
+from tensorbed.files.saving import sync, sync_folder
 from tensorbed.integrations.transformers.folders import TOKEN, left_of, opened
 
 

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
-from tensorbed.convert import compress_
+from tensorbed.compress.replacing import compress_
+from tensorbed.files.description import described, put, rebuilt
 from tensorbed.integrations.transformers import cards, checksums, resizing, ties
 from tensorbed.integrations.transformers.config import GGUF, METHOD, METHOD_IN_FILES, TensorbedConfig
 from tensorbed.integrations.transformers.ties import (
@@ -27,7 +28,6 @@ from tensorbed.integrations.transformers.ties import (
     tables,
     untied,
 )
-from tensorbed.nn.described import described, put, rebuilt
 from tensorbed.nn.head import Head
 from tensorbed.nn.lazy import LazyTable
 from tensorbed.nn.table import StructuredTable, shared_names

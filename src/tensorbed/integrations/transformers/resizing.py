@@ -8,8 +8,8 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from tensorbed.files.description import identity, put
 from tensorbed.integrations.transformers.ties import tables
-from tensorbed.nn.described import identity, put
 from tensorbed.nn.resizing import resized
 from tensorbed.nn.table import StructuredTable
 

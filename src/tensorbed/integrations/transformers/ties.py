@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
-from tensorbed.nn.described import described, identity, put, rebuilt
+from tensorbed.files.description import described, identity, put, rebuilt
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable, shared_names
 

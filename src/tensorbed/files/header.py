@@ -16,13 +16,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from tensorbed.checks import frames_in_packages
-from tensorbed.checksums import Checksums
-from tensorbed.nn.described import rebuilt
+from tensorbed.files.checksums import Checksums
+from tensorbed.files.description import rebuilt
+from tensorbed.files.writing import STORED_AS
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 from tensorbed.printable import short_messages, shortened
 from tensorbed.structures.registry import refuse_constant
-from tensorbed.writing import STORED_AS
 
 FORMAT, VERSION = "tensorbed", 1
 _DTYPES = {name: dtype for dtype, name in STORED_AS.items()}

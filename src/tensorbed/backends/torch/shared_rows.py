@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tensorbed.contraction.chain import Chain, Cores
-from tensorbed.contraction.prefixes import Level, find_prefixes
+from tensorbed.backends.chain import Chain, Cores
+from tensorbed.backends.torch.prefixes import Level, find_prefixes
 
 _HELD = 2**20  # numbers that one step may always hold
 

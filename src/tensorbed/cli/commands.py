@@ -18,15 +18,15 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from tensorbed import terminal
 from tensorbed._version import __version__
 from tensorbed.checks import require_number
-from tensorbed.finding import MIN_ROWS
+from tensorbed.cli import terminal
+from tensorbed.cli.refusals import OneLineErrors
+from tensorbed.compress.finding import MIN_ROWS
+from tensorbed.compress.inspection import inspect as look_into
+from tensorbed.compress.planning import parsed_bytes
+from tensorbed.compress.planning import plan as make_plan
 from tensorbed.info import info as collect
-from tensorbed.inspection import inspect as look_into
-from tensorbed.planning import parsed_bytes
-from tensorbed.planning import plan as make_plan
-from tensorbed.refusals import OneLineErrors
 from tensorbed.structures import Format
 from tensorbed.structures.hot_rows import HotRows
 from tensorbed.structures.low_rank import LowRank

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorbed.contraction.chain import Chain, Cores
-from tensorbed.contraction.compiled import Planned, Table, knows
+from tensorbed.backends.chain import Chain, Cores
+from tensorbed.backends.native.chains import Planned, Table, knows
 from tensorbed.indexing import check_range
 
 

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from tensorbed.checksums import Checksums
-from tensorbed.contents import FORMAT, VERSION, Contents, Stored, differently_shared, inside, opened, understood
-from tensorbed.frameworks import check_layers, tell
+from tensorbed.compress.adapters import check_layers, tell
+from tensorbed.files.checksums import Checksums
+from tensorbed.files.description import described, identity, kind_of, put, take_options
+from tensorbed.files.header import FORMAT, VERSION, Contents, Stored, differently_shared, inside, opened, understood
+from tensorbed.files.writing import write_tensors
 from tensorbed.nn.bag import EmbeddingBag
-from tensorbed.nn.described import described, identity, kind_of, put, take_options
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
-from tensorbed.writing import write_tensors
 
 
 def save(module: nn.Module, path: str | os.PathLike[str]) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorbed.contraction.chain import Chain, Cores, take, widened
-from tensorbed.contraction.compiled import IMPLS as KERNELS
-from tensorbed.contraction.compiled import KernelRows, Table, compute, takes
-from tensorbed.contraction.shared import SharedRows
+from tensorbed.backends.chain import Chain, Cores, take, widened
+from tensorbed.backends.native.chains import IMPLS as KERNELS
+from tensorbed.backends.native.chains import KernelRows, Table, compute, takes
+from tensorbed.backends.torch.shared_rows import SharedRows
 from tensorbed.dispatch import differentiable_once, full_precision, is_recorded, is_traced, is_transformed
 
 IMPLS = ("auto", "reference", "torch", *KERNELS)

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorbed.contraction import shared
-from tensorbed.contraction.chain import Chain, full
-from tensorbed.contraction.operators import IMPLS, _backward_op, _rows_op
-from tensorbed.contraction.prefixes import find_prefixes
-from tensorbed.contraction.shared import SharedRows
+from tensorbed.backends.chain import Chain, full
+from tensorbed.backends.chain_rows import IMPLS, _backward_op, _rows_op
+from tensorbed.backends.torch import shared_rows as shared
+from tensorbed.backends.torch.prefixes import find_prefixes
+from tensorbed.backends.torch.shared_rows import SharedRows
 from tensorbed.testing import largest_allocation
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from tensorbed import native
-from tensorbed.contraction import bags
-from tensorbed.contraction.chain import Chain, take
+from tensorbed.backends import native
+from tensorbed.backends.chain import Chain, take
+from tensorbed.backends.native import graph_bags as bags
 from tensorbed.testing import assert_near
 from tensorbed.testing.samples import assert_all_near
 

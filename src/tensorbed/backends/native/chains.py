@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tensorbed import native
-from tensorbed.contraction.chain import Chain, Cores
+from tensorbed.backends import native
+from tensorbed.backends.chain import Chain, Cores
 from tensorbed.dispatch import differentiable_once
 
 if TYPE_CHECKING:

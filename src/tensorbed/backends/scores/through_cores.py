@@ -18,8 +18,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-from tensorbed.contraction.chain import Chain
-from tensorbed.contraction.projection import Part, Projection, Tape, Vectors, Way, each_of, leaves_of
+from tensorbed.backends.chain import Chain
+from tensorbed.backends.scores.projection import Part, Projection, Tape, Vectors, Way, each_of, leaves_of
 from tensorbed.dispatch import recording
 
 _FEW = 16  # columns up to which products are better with the roles of their factors exchanged

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from tensorbed import terminal
+from tensorbed.cli import terminal
 
 INTERRUPTED = 130  # what shells have for a command that Ctrl-C has ended
 # typer brings click's exceptions from a copy of its own in some versions: their parent is found at its child.

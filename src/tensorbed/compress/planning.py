@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from tensorbed.checks import naming, require_bool, require_int, require_number, require_positive
-from tensorbed.finding import MIN_ROWS, Weight, found_tables
+from tensorbed.compress.finding import MIN_ROWS, Weight, found_tables
+from tensorbed.compress.plans import Option, Plan
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.nn.options import check_format
-from tensorbed.plans import Option, Plan
 from tensorbed.progress import about, track
 from tensorbed.structures import Format, Structure
 from tensorbed.structures.dense import Dense

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tensorbed.contraction.projection import Part, Projection, Tape, Vectors, each_of, leaves_of
+from tensorbed.backends.scores.projection import Part, Projection, Tape, Vectors, each_of, leaves_of
 from tensorbed.dispatch import recording
 
 

@@ -7,19 +7,19 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tensorbed.calibration import recorded, together
 from tensorbed.checks import naming, require_bool, require_int
-from tensorbed.finding import MIN_ROWS, Formats, Weight, found_tables, is_scaled
-from tensorbed.frameworks import check_layers, tell
+from tensorbed.compress.adapters import check_layers, tell
+from tensorbed.compress.calibration import recorded, together
+from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables, is_scaled
+from tensorbed.compress.plans import Plan
+from tensorbed.compress.report import Entry, Report
+from tensorbed.files.description import put
 from tensorbed.nn.bag import EmbeddingBag
-from tensorbed.nn.described import put
 from tensorbed.nn.embedding import Embedding, ScaledEmbedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.options import check_format
 from tensorbed.nn.table import StructuredTable
-from tensorbed.plans import Plan
 from tensorbed.progress import about, track
-from tensorbed.report import Entry, Report
 from tensorbed.structures import Format, Use
 
 

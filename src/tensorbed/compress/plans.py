@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tensorbed.report import note_on_size
+from tensorbed.compress.report import note_on_size
 from tensorbed.structures import Format
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.explanation import aligned

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tensorbed.checksums import Checksums
-from tensorbed.contents import FORMAT, opened
+from tensorbed.compress.finding import MIN_ROWS, declared_heads
 from tensorbed.decompose.powers import far_exponent, frobenius, shifted
-from tensorbed.files import described_in, layers_in
-from tensorbed.finding import MIN_ROWS, declared_heads
+from tensorbed.files.checksums import Checksums
+from tensorbed.files.header import FORMAT, opened
+from tensorbed.files.saving import described_in, layers_in
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 from tensorbed.printable import printable

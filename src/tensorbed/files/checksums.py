@@ -10,7 +10,7 @@ from typing import Self
 
 from torch import Tensor
 
-from tensorbed.writing import bytes_in_file
+from tensorbed.files.writing import bytes_in_file
 
 _ENTRY = "tensorbed.checksums"  # of the header, where other programs may have entries too
 

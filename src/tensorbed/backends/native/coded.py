@@ -1,8 +1,8 @@
 """Rows kept as codes by the compiled kernels: made in one pass, and multiplied where they are made.
 
 Graphs and transforms take the plain path; so do devices and layouts that the kernels do not know. Gradients are
-computed in PyTorch. As in :mod:`tensorbed.contraction.compiled` the kernels are handed addresses, and what they rely on
-is settled here.
+computed in PyTorch. As in :mod:`tensorbed.backends.native.chains` the kernels are handed addresses, and what they rely
+on is settled here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Self
 import torch
 from torch import Tensor
 
-from tensorbed import native
-from tensorbed.contraction.compiled import TYPES, is_ready
-from tensorbed.contraction.projection import Part, Projection, Tape, Vectors, Way
+from tensorbed.backends import native
+from tensorbed.backends.native.chains import TYPES, is_ready
+from tensorbed.backends.scores.projection import Part, Projection, Tape, Vectors, Way
 from tensorbed.dispatch import differentiable_once, is_plain, is_recorded
 
 if TYPE_CHECKING:

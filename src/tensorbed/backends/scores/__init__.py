@@ -1,0 +1,1 @@
+"""Scores of all rows against vectors, without the table: how each format computes them."""

@@ -1,0 +1,1 @@
+"""Rows in PyTorch alone: unique rows, shared prefixes, batched products."""

@@ -1,0 +1,1 @@
+"""Models with their tables compressed: which, into what, how well."""
