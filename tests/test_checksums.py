@@ -13,7 +13,7 @@ from test_files import Model, checksums_of, header_of, rewrite, same
 from torch import nn
 
 import tensorbed as tb
-from tensorbed.compress.inspection import inspect
+from tensorbed.cli.inspection import inspect
 from tensorbed.files.description import described
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 import tensorbed
 from tensorbed.backends import native
 from tensorbed.cli.commands import app, terminal
-from tensorbed.compress.inspection import inspect
+from tensorbed.cli.inspection import inspect
 from tensorbed.info import info
 from tensorbed.printable import printable
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import tensorbed as tb
-from tensorbed.compress.inspection import inspect
+from tensorbed.cli.inspection import inspect
 from tensorbed.decompose.powers import far_exponent, frobenius, shifted
 from tensorbed.fitting import fit_table, relative_error
 from tensorbed.structures import Use

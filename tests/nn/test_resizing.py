@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import tensorbed as tb
-from tensorbed.nn.resizing import resized
+from tensorbed.compress.resizing import resized
 
 FORMATS = [
     tb.TensorTrain(rank=3),

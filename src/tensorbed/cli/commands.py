@@ -21,9 +21,9 @@ import typer
 from tensorbed._version import __version__
 from tensorbed.checks import require_number
 from tensorbed.cli import terminal
+from tensorbed.cli.inspection import inspect as look_into
 from tensorbed.cli.refusals import OneLineErrors
 from tensorbed.compress.finding import MIN_ROWS
-from tensorbed.compress.inspection import inspect as look_into
 from tensorbed.compress.planning import parsed_bytes
 from tensorbed.compress.planning import plan as make_plan
 from tensorbed.info import info as collect

@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tensorbed.adapters import check_layers, tell
 from tensorbed.checks import naming, require_bool, require_int
-from tensorbed.compress.adapters import check_layers, tell
 from tensorbed.compress.calibration import recorded, together
 from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables, is_scaled
 from tensorbed.compress.plans import Plan

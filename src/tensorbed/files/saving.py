@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from tensorbed.compress.adapters import check_layers, tell
+from tensorbed.adapters import check_layers, tell
 from tensorbed.files.checksums import Checksums
 from tensorbed.files.description import described, identity, kind_of, put, take_options
 from tensorbed.files.header import FORMAT, VERSION, Contents, Stored, differently_shared, inside, opened, understood

@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedModel
 
+from tensorbed.compress.resizing import resized
 from tensorbed.files.description import identity, put
 from tensorbed.integrations.transformers.ties import tables
-from tensorbed.nn.resizing import resized
 from tensorbed.nn.table import StructuredTable
 
 _METHODS = ("_get_resized_embeddings", "_get_resized_lm_head")
