@@ -190,7 +190,7 @@ def test_errors_of_torch_are_told_in_a_line(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("plan", "12by3", "--ratio", "2"), 2, "'12by3' is not a table"),
+        (("plan", "12by3", "--ratio", "2"), 2, "'12by3' is neither a table nor a model"),
         (("plan", "12x3"), 2, "give a --ratio or a --budget"),
         (("plan", "12x3", "--ratio", "2", "--budget", "1MB"), 2, "not both"),
         (("plan", "0x3", "--ratio", "2"), 1, "rows of 0x3=0"),

@@ -172,8 +172,8 @@ def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
         match = _SIZE.fullmatch(text)
         if match is None:
             raise typer.BadParameter(
-                f"{text!r} is not a table nor a folder; give rows and columns as ROWSxDIM, for instance 267735x512, or "
-                "one folder of a model."
+                f"{text!r} is neither a table nor a model; give rows and columns as ROWSxDIM, for instance 267735x512, "
+                "or one model, as a folder or as owner/name."
             )
         if len(text) > _DIGITS:
             raise ValueError(f"{text[:20]}...: {len(text)} characters are a table of more numbers than one can have.")

@@ -91,7 +91,7 @@ def plan(
 
     Example::
 
-        >>> report = tb.compress_(model, tb.plan(model, ratio=8))
+        >>> report = tb.compress_(model, tb.plan(model, ratio=7))
     """
     if purpose not in ("pretrained", "train"):
         raise ValueError(f'purpose={purpose!r}: choose "pretrained" or "train".')
@@ -170,7 +170,7 @@ def _require_reach(
     tables: _Tables, bound: Mapping[str, _Bound], allowed: float, whole: int, refusals: Sequence[str] = ()
 ) -> None:
     if (least := _least(tables, bound)) > allowed:
-        advice = "Ask for no less, or give formats= that are smaller."
+        advice = "Ask for no smaller tables, or give formats= that are smaller."
         raise ValueError(" ".join([_out_of_reach(allowed, least, whole), advice, *refusals[:1]]))
 
 

@@ -49,7 +49,7 @@ _WORDS = tuple(
         (r"\binclude_heads=False", "--no-heads"),
         (r"\bmin_rows(?:=| is )", "--min-rows "),
         (r", or give formats= that are smaller", ""),
-        (r"\btb\.QuantizedRows or tb\.ProductQuantized\b", "--format int4 or --format pq"),
+        (r"\btb\.QuantizedRows\b", "--format int4"),
     )
 )
 

@@ -42,7 +42,7 @@ from tensorbed.structures.formats import Budget
 _HARMLESS = 0.02  # a fit error that no head is hurt by; 8 bits have less
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # what systems say of a disk without space, or without more for this user
 _WAYS_OUT = (
-    "Ask for no more than that, give --calibrate FILE with a few hundred lines of typical text, or say --yes if the "
+    "Ask for no smaller tables, give --calibrate FILE with a few hundred lines of typical text, or say --yes if the "
     "model is trained again afterwards."
 )
 _TOKENS = 512  # of a text that the model is calibrated on
