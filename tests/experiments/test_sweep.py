@@ -1,5 +1,4 @@
 import itertools
-import os
 import signal
 import sys
 import threading
@@ -127,7 +126,8 @@ def test_a_sweep_that_is_ended_passes_it_on_and_starts_nothing_more(tmp_path, st
     gone = threading.Event()
 
     def wait():
-        os.kill(os.getpid(), kind)
+        # To this thread: nothing wakes the main one, as when a signal comes just before it begins to wait.
+        signal.pthread_kill(threading.get_ident(), kind)
         gone.wait(30)
         return 130
 

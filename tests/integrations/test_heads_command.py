@@ -95,13 +95,13 @@ def test_tables_that_are_heads_are_told(made, tmp_path):
     (said,) = notes(made / "llama", next(outs), "--format", "hot")
     assert "--format hot" not in said
     (said,) = notes(made / "llama", next(outs), "--format", "int4", *texts)
-    assert "--calibrate" not in said
+    assert "--format hot" in said
     assert notes(made / "llama", next(outs), "--format", "hot", *texts) == []
     assert notes(made / "llama", next(outs), "--format", "int8") == []  # near enough for any head
     assert notes(made / "bert", next(outs), "--format", "int4") == []
     (said,) = notes(made / "llama", next(outs), "--format", "lr", "--ratio", "4")
     assert "LowRank(ratio=4.0) may cost it more predictions than its fit error says" in said
-    assert "--format hot --calibrate FILE" in said
+    assert said.endswith("--force --format hot --calibrate texts.txt")
 
 
 def test_a_head_is_not_spoilt_unless_somebody_says_so(made, tmp_path):
@@ -124,3 +124,31 @@ def test_plans_tell_it_too(made):
     for model, ratio in (("llama", "1.5"), ("bert", "3")):
         said = run("plan", made / model, "--ratio", ratio, *SMALL)
         assert "head" not in said
+
+
+@pytest.mark.parametrize("texts", [False, True], ids=["as it comes", "calibrated"])
+def test_the_default_suits_heads_in_every_dtype_and_width(made, tmp_path, texts):
+    """Half precision and narrow rows reach less than 7, and a smaller format would spoil the head."""
+    more = ["--calibrate", made / "texts.txt"] if texts else []
+    said = run("compress", made / "llama", tmp_path / "out", *SMALL, *more, "--json")
+    done = json.loads(said)
+    assert done["dtype"] == "bfloat16"
+    (entry,) = done["report"]["entries"]
+    assert entry["format"].startswith(("hot_rows", "quantized_rows"))
+    assert 1.5 < entry["ratio"] < 3.5
+
+
+def test_plans_and_compressing_agree(made):
+    planned = json.loads(run("plan", made / "llama", *SMALL, "--json"))
+    assert not any("refuses" in note for note in planned["notes"])
+    smaller = json.loads(run("plan", made / "llama", *SMALL, "--ratio", "6", "--json"))
+    (refusal,) = [note for note in smaller["notes"] if note.startswith("tensorbed compress refuses this: ")]
+    assert "--calibrate FILE" in refusal
+
+
+def test_what_may_hurt_and_the_command_that_does_better_are_the_last_line(made, tmp_path):
+    said = run("compress", made / "llama", tmp_path / "out", *SMALL, "--format", "tt")
+    last = said.splitlines()[-1]
+    assert last.startswith("note: model.embed_tokens is used as a vocabulary head")
+    better = f"tensorbed compress {made / 'llama'} {tmp_path / 'out'} --force --format hot --calibrate texts.txt"
+    assert last.endswith(better)

@@ -5,7 +5,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from commands import SMALL, invoke, refused, run
-from huggingface_hub.errors import RepositoryNotFoundError
+from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
 from model_folders import TEXTS, in_hub_cache, make_gguf, make_llama
 
 from tensorbed.integrations.transformers import hub
@@ -48,7 +48,7 @@ def test_every_command_finds_a_model_in_the_cache():
 def test_a_model_that_is_neither_here_nor_in_the_cache(command):
     line = refused(command[0], "org/gpt", *command[1:])
     assert "there is no folder org/gpt" in line
-    assert line.endswith("the Hub does not answer: no route to the Hub")
+    assert line.endswith("the cache of the Hub has no such model, and it cannot be fetched: no route to the Hub")
     assert "there is no folder out" not in line
     assert not Path("out").exists()
 
@@ -62,7 +62,9 @@ def test_a_folder_of_that_name_comes_first():
 
 
 @pytest.mark.usefixtures("offline")
-@pytest.mark.parametrize("name", ["bert", "/org/bert", "../org/bert", "a/b/c", "org/be rt", ".org/bert"])
+@pytest.mark.parametrize(
+    "name", ["bert", "/org/bert", "../org/bert", "a/b/c", "org/be rt", ".org/bert", "a--b/c", "a/b..c"]
+)
 def test_what_cannot_be_a_name_of_the_hub_is_not_looked_up(name, monkeypatch):
     def asked(name):
         raise AssertionError(name)
@@ -71,14 +73,25 @@ def test_what_cannot_be_a_name_of_the_hub_is_not_looked_up(name, monkeypatch):
     assert hub.local_folder(Path(name)) == Path(name)
 
 
-def test_a_model_that_the_hub_does_not_show(monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "said"), [(RepositoryNotFoundError, "the Hub shows no model of that name"), (GatedRepoError, "is gated")]
+)
+def test_a_model_that_the_hub_does_not_give(monkeypatch, tmp_path, kind, said):
     def unknown(name):
-        raise RepositoryNotFoundError.__new__(RepositoryNotFoundError)
+        raise kind.__new__(kind)
 
     monkeypatch.setattr(hub, "list_repo_files", unknown)
     line = refused("compress", "org/secret", tmp_path / "out")
-    assert "the Hub shows no model of that name" in line
+    assert said in line
     assert "hf auth login" in line
+
+
+@pytest.mark.usefixtures("offline")
+def test_what_is_not_whole_in_the_cache_is_not_taken(cache):
+    (cache.parent / "part").mkdir()
+    (cache.parent / "part" / "config.json").write_text("{}")
+    in_hub_cache(cache.parent, cache.parent / "part", "models--org--part")
+    assert "it cannot be fetched" in refused("inspect", "org/part")
 
 
 def test_only_what_is_read_is_fetched(monkeypatch, cache):

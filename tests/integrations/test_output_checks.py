@@ -144,6 +144,6 @@ def test_errors_speak_of_options(made, tmp_path):
         ("compress", made / "bert", tmp_path / "out", "--budget", "9B"),
     ):
         said = refused(*command, *SMALL)
-        assert said.endswith("Ask for no less.")
+        assert said.endswith("Ask for no smaller tables.")
     said = refused("compress", made / "llama", tmp_path / "out", "--format", "int8", *SMALL, "--no-heads")
     assert said.endswith("skip model.embed_tokens too, or break the tie with --untie.")

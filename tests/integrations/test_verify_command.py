@@ -116,7 +116,7 @@ def test_what_verify_refuses(made, tmp_path):
     assert "64 and 32 numbers" in refused("verify", wide, "--against", made / "llama", "--texts", texts)
     (tmp_path / "empty.txt").write_text("\n \n")
     (tmp_path / "bytes.txt").write_bytes(b"ok\n\xff\xfe")
-    for name, said in (("empty.txt", "there is no text in"), ("bytes.txt", "UTF-8"), ("none.txt", "No such file")):
+    for name, said in (("empty.txt", "there is no text in"), ("bytes.txt", "UTF-8"), ("none.txt", "there is no file")):
         line = refused("verify", made / "small", "--against", made / "llama", "--texts", tmp_path / name)
         assert said in line
     assert "there is no folder" in refused("verify", tmp_path / "no", "--against", made / "llama", "--texts", texts)

@@ -476,3 +476,10 @@ def test_a_mean_over_targets_of_no_weight_is_nan(format, mode, smoothing):
             assert bool(made.isnan().all()) == (reduction == "mean")
             found, wanted = (torch.autograd.grad(one.sum(), h)[0] for one in (made, expected))
             torch.testing.assert_close(found, wanted, equal_nan=True)
+
+
+def test_a_tied_head_draws_its_table_as_the_embedding_does():
+    embedding = tb.Embedding(300, 16, tb.TensorTrain(rank=4))
+    head = tb.Head.tied_to(embedding)
+    head.reset_parameters()
+    assert float(embedding.weight.detach().clone().square().mean().sqrt()) == pytest.approx(0.3, rel=1e-3)

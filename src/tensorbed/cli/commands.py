@@ -39,7 +39,7 @@ __all__ = ["app"]
 
 _SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
 _DIGITS = 1000  # of a size; Python makes no number of very many
-_RATIO = 7.0  # that of a model, if none is said: formats that suit vocabulary heads reach it
+_RATIO = 7.0  # of a format that is named without one
 
 
 app = typer.Typer(cls=OneLineErrors, no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
@@ -145,17 +145,15 @@ def plan(
     _check_size(ratio, budget)
     notes: list[str] = []
     if len(what) == 1 and not _SIZE.fullmatch(what[0]) and (Path(what[0]).exists() or "/" in what[0]):
-        ratio = _RATIO if ratio is None and budget is None else ratio
         folders = _integration("folders")
         model, notes = folders.load_model(folders.opened(_local_folder(Path(what[0]))))
         where = {"ratio": ratio, "budget": budget, "min_rows": min_rows or MIN_ROWS, "skip": skip or ()}
-        compressing = _integration("compressing")
-        found = compressing.planned(model, where, careful=False, calibrated=False)
-        notes += compressing.notes_on_plan(model, found)
+        found, more = _integration("compressing").shown_plan(model, where)
+        notes += more
     else:
         sizes = _tables(what)
         if min_rows is not None or skip:
-            raise typer.BadParameter("--min-rows and --skip are for a folder; of sizes give only those that are meant.")
+            raise typer.BadParameter("--min-rows and --skip are for a model; of sizes give only those that are meant.")
         if ratio is None and budget is None:
             raise typer.BadParameter("give a --ratio or a --budget, for instance --ratio 50.")
         found = make_plan(sizes, ratio=ratio, budget=budget, purpose="train")
@@ -174,8 +172,8 @@ def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
         match = _SIZE.fullmatch(text)
         if match is None:
             raise typer.BadParameter(
-                f"{text!r} is not a table nor a folder; give rows and columns as ROWSxDIM, for instance 267735x512, or "
-                "one folder of a model."
+                f"{text!r} is neither a table nor a model; give rows and columns as ROWSxDIM, for instance 267735x512, "
+                "or one model, as a folder or as owner/name."
             )
         if len(text) > _DIGITS:
             raise ValueError(f"{text[:20]}...: {len(text)} characters are a table of more numbers than one can have.")
@@ -196,7 +194,7 @@ def compress(
             "by measured error."
         ),
     ] = _Name.auto,
-    ratio: Annotated[float | None, typer.Option(help="How many times smaller tables shall be; 7 if not said.")] = None,
+    ratio: Annotated[float | None, typer.Option(help="How many times smaller tables shall be; 7 of float32.")] = None,
     budget: Budget = None,
     min_rows: MinRows = MIN_ROWS,
     skip: Skip = None,
@@ -260,10 +258,11 @@ def _format(name: _Name, ratio: float | None, budget: str | None) -> tuple[Forma
         if ratio is not None:
             terminal.complain(f"tensorbed: the ratio of {name} is what its bits make it; --ratio is not used.")
         return by_bits[name], None
-    ratio = _RATIO if ratio is None and budget is None else ratio
     _check_size(ratio, budget)
+    if name is _Name.auto:
+        return None, ratio
     kinds: dict[str, Any] = {"pq": ProductQuantized, "tt": TensorTrain, "tr": TensorRing, "lr": LowRank}
-    return (None if name is _Name.auto else kinds[name](ratio=ratio)), ratio
+    return kinds[name](ratio=_RATIO if ratio is None else ratio), ratio
 
 
 def _check_size(ratio: float | None, budget: str | None) -> None:

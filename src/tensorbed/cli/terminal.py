@@ -49,7 +49,7 @@ _WORDS = tuple(
         (r"\binclude_heads=False", "--no-heads"),
         (r"\bmin_rows(?:=| is )", "--min-rows "),
         (r", or give formats= that are smaller", ""),
-        (r"\btb\.QuantizedRows or tb\.ProductQuantized\b", "--format int4 or --format pq"),
+        (r"\btb\.QuantizedRows\b", "--format int4"),
     )
 )
 
@@ -143,14 +143,15 @@ def show_compressed(done: Any) -> None:
     table.show(console)
     for name, reason in report.left.items():
         console.print(f"left as it was: {name}, {in_its_words(reason)}", style="dim")
-    for note in (*report.notes, *done.notes):
-        console.print(f"note: {in_its_words(note)}", style="yellow")
-    for warning in report.warnings:
-        console.print(f"warning: {in_its_words(warning)}", style="bold yellow")
     out, source = shlex.quote(str(done.out)), shlex.quote(str(done.source))
     console.print()
     console.print(f"written to {out}; compare it on texts of yours, one a line:")
     console.print(f"  tensorbed verify {out} --against {source} --texts texts.txt", soft_wrap=True)
+    # Last, where they are seen.
+    for warning in report.warnings:
+        console.print(f"warning: {in_its_words(warning)}", style="bold yellow", soft_wrap=True)
+    for note in (*report.notes, *done.notes):
+        console.print(f"note: {in_its_words(note)}", style="yellow", soft_wrap=True)
 
 
 def show_verified(found: Any) -> None:

@@ -91,7 +91,7 @@ def plan(
 
     Example::
 
-        >>> report = tb.compress_(model, tb.plan(model, ratio=8))
+        >>> report = tb.compress_(model, tb.plan(model, ratio=7))
     """
     if purpose not in ("pretrained", "train"):
         raise ValueError(f'purpose={purpose!r}: choose "pretrained" or "train".')
@@ -122,7 +122,7 @@ def plan(
     if careful and heads:
         bound |= {name: [(o, s) for o, s in bound[name] if o.format.suits_heads] for name in heads}
         if (least := _least(tables, bound)) > allowed:
-            raise SpoilsHeadsError(_out_of_reach(allowed, least, whole), heads)
+            raise SpoilsHeadsError(_out_of_reach(allowed, least, whole), heads, whole / least)
     if measured:
         bound, refusals = _measured(tables, bound)
         _require_reach(tables, bound, allowed, whole, refusals)
@@ -144,10 +144,10 @@ def _trained(ratio: float) -> tuple[Format, ...]:
 
 
 class SpoilsHeadsError(ValueError):
-    """A budget that only formats keep which spoil a vocabulary head."""
+    """A budget that only formats keep which spoil a vocabulary head; ``ratio`` is what the others reach."""
 
-    def __init__(self, reach: str, heads: Collection[str]) -> None:
-        self.reach = reach
+    def __init__(self, reach: str, heads: Collection[str], ratio: float) -> None:
+        self.reach, self.ratio = reach, ratio
         self.heads = f"Smaller formats spoil the scores of a vocabulary head: {', '.join(sorted(heads))}."
         super().__init__(
             f"{reach} {self.heads} careful=False weighs them all the same, for tables that are fitted with calibrate= "
@@ -170,7 +170,7 @@ def _require_reach(
     tables: _Tables, bound: Mapping[str, _Bound], allowed: float, whole: int, refusals: Sequence[str] = ()
 ) -> None:
     if (least := _least(tables, bound)) > allowed:
-        advice = "Ask for no less, or give formats= that are smaller."
+        advice = "Ask for no smaller tables, or give formats= that are smaller."
         raise ValueError(" ".join([_out_of_reach(allowed, least, whole), advice, *refusals[:1]]))
 
 

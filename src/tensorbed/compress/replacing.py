@@ -58,7 +58,7 @@ def compress_(
 
     Example::
 
-        >>> report = tb.compress_(model, tb.ProductQuantized(ratio=8))
+        >>> report = tb.compress_(model, tb.HotRows())
         >>> print(report)
     """
     _check(model, format, min_rows, skip, tied)

@@ -67,8 +67,8 @@ class Report:
     def warnings(self) -> list[str]:
         """What a user should know before going on."""
         found = [
-            f"{entry.names[0]}: the fit is off by {entry.error:.0%}; train the model further, or take a format for "
-            "trained tables, tb.QuantizedRows or tb.ProductQuantized."
+            f"{entry.names[0]}: the fit is off by {entry.error:.0%}; train the model further, or take a format that "
+            "keeps more, tb.QuantizedRows for instance."
             for entry in self.entries
             if entry.error is not None and entry.error > TOO_FAR
         ]

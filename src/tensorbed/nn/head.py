@@ -196,8 +196,8 @@ class Head(StructuredTable):
         super()._load_from_state_dict(*args)
 
     def _default_std(self) -> float:
-        """Scores of vectors with entries of size 1 have size 1."""
-        return float(self.in_features**-0.5)
+        """Scores of vectors with entries of size 1 have size 1; a table that is tied is born as its embedding's."""
+        return self._tied[0]._default_std() if self._tied else float(self.in_features**-0.5)
 
     @property
     def is_tied(self) -> bool:
@@ -375,7 +375,7 @@ def embedding_and_head(
         format: of both.
         tied: whether the head computes with the embedding's table, see :meth:`Head.tied_to`.
         bias, memory_budget: of the head.
-        options: of the embedding, ``padding_idx`` for instance; ``std`` holds for both.
+        options: of the embedding, ``padding_idx`` for instance; ``std``, if given, holds for both.
     """
     require_bool(tied, "tied")
     embedding = Embedding(num_embeddings, embedding_dim, format, device=device, dtype=dtype, **options)

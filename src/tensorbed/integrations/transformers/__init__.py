@@ -4,7 +4,7 @@ Importing this module registers the quantisation method ``tensorbed``; :func:`te
 it is given such a model::
 
     import tensorbed as tb
-    tb.compress_(model, tb.ProductQuantized(ratio=8))
+    tb.compress_(model, tb.HotRows())
     model.save_pretrained("small")
 
     import tensorbed.integrations.transformers

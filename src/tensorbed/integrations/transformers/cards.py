@@ -27,7 +27,7 @@ _TEXT = """{begin}
 To load it install tensorbed, which is on no package index yet; in a copy of its sources:
 
 ```
-pip install ".[transformers]"
+pip install {packages}
 ```
 
 ```python
@@ -60,7 +60,8 @@ def note_on(model: PreTrainedModel, name: str, *, of_sentences: bool = False, so
         f"Its embedding tables are kept {dense / max(1, kept):.1f} times smaller, and all weights take "
         f"{whole / 1e6:,.1f} MB in place of {(whole - kept + dense) / 1e6:,.1f}: {'; '.join(named)}.{made}"
     )
-    return _TEXT.format(begin=_BEGIN, end=_END, what=what, load=_lines(model, name, of_sentences))
+    packages = '".[transformers]"' + (" sentence-transformers" if of_sentences else "")
+    return _TEXT.format(begin=_BEGIN, end=_END, what=what, load=_lines(model, name, of_sentences), packages=packages)
 
 
 def _lines(model: PreTrainedModel, name: str, of_sentences: bool) -> str:

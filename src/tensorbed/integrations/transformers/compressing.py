@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -41,10 +42,11 @@ from tensorbed.structures.formats import Budget
 _HARMLESS = 0.02  # a fit error that no head is hurt by; 8 bits have less
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # what systems say of a disk without space, or without more for this user
 _WAYS_OUT = (
-    "Ask for no more than that, give --calibrate FILE with a few hundred lines of typical text, or say --yes if the "
+    "Ask for no smaller tables, give --calibrate FILE with a few hundred lines of typical text, or say --yes if the "
     "model is trained again afterwards."
 )
 _TOKENS = 512  # of a text that the model is calibrated on
+_RATIO = 7.0  # if none is said, counted from float32: formats that suit vocabulary heads reach it
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def compress_folder(
     Args:
         out: written beside itself and put in place when complete; ``force`` replaces one that is there.
         format: or ``None``, to have a format chosen for each table by :func:`tensorbed.plan` under ``ratio`` or
-            ``budget``.
+            ``budget``, by default at 7 times fewer bytes than float32 takes, or what suits a vocabulary head.
         calibrate: texts that the model reads, so that formats weigh errors as they are met there; see
             :func:`tensorbed.compress_`.
         careful: refuse a ``ratio`` or ``budget`` at which a vocabulary head is likely to be spoilt, where there are no
@@ -128,12 +130,14 @@ def compress_folder(
     tokenizer = load_tokenizer(folder) if folder.gguf or calibrate is not None else None
     read = None if calibrate is None else _reader(folder, tokenizer, calibrate)
     formats: Formats = format or planned(model, {"ratio": ratio, "budget": budget, **where}, careful, read is not None)
+    notes += formats.notes if isinstance(formats, Plan) else ()
     _refuse_to_leave_all(formats, source)
     report = compress_(model, formats, calibrate=read, **where)
     if not report.entries:
         raise ValueError(f"{source}: {report.warnings[0]} Lower --min-rows (min_rows) if a table is too small.")
     heads = {e.names[0]: e.error for e in report.entries if any(_is_head(model, name) for name in e.names)}
-    notes += _notes_on_heads(heads, formats, calibrate is not None)
+    better = f"tensorbed compress {shlex.quote(str(source))} {shlex.quote(str(out))} --force --format hot"
+    notes += _notes_on_heads(heads, formats, calibrate is not None, better)
     check_target(out, source, force)  # again: fits take minutes
     with put_in_place(out) as part, _naming_the_disk(out):
         _write(folder, rest, model, tokenizer, part)
@@ -169,7 +173,8 @@ class ExpectedSize:
             copies = [len(weight.places) if where["tied"] == "untie" else 1 for weight in weights]
             after = sum(_bytes(weight, format) * count for weight, count in zip(weights, copies, strict=True))
         else:
-            after = int(dense / ratio) if ratio is not None else min(dense, parsed_bytes(budget))
+            fewer = int(dense / (ratio or _default_ratio(model)))
+            after = fewer if budget is None else min(dense, parsed_bytes(budget))
         before = sum({id(t): t.nbytes for t in model.state_dict(keep_vars=True).values()}.values())
         kept = sum(weight.tensor.nbytes for weight in weights if _is_held_elsewhere(weight, model))
         return cls(before, before - dense + kept + after)
@@ -230,8 +235,20 @@ def _is_head(model: nn.Module, name: str) -> bool:
     return isinstance(model.get_submodule(name), Head)
 
 
+def _default_ratio(model: Any) -> float:
+    return _RATIO * float(model.dtype.itemsize) / 4
+
+
 def planned(model: nn.Module, where: Mapping[str, Any], careful: bool, calibrated: bool) -> Plan:
-    """Formats that suit heads where they are small enough; calibrated, others may do."""
+    """Formats that suit heads where they are small enough; calibrated, others may do.
+
+    Without a ratio or a budget they suit heads whatever they reach.
+    """
+    if where["ratio"] is None and where["budget"] is None:
+        try:
+            return plan(model, **{**where, "ratio": _default_ratio(model)})
+        except SpoilsHeadsError as refusal:
+            return plan(model, **{**where, "ratio": refusal.ratio * (1 - 1e-9)})
     try:
         return plan(model, **where)
     except SpoilsHeadsError as refusal:
@@ -240,14 +257,22 @@ def planned(model: nn.Module, where: Mapping[str, Any], careful: bool, calibrate
         return plan(model, **where, careful=False)
 
 
-def notes_on_plan(model: nn.Module, planned: Plan) -> list[str]:
-    """What its errors do not tell of a model."""
+def shown_plan(model: nn.Module, where: Mapping[str, Any]) -> tuple[Plan, list[str]]:
+    """What :func:`compress_folder` would take, or would if it were told to, and what the errors do not tell."""
+    notes = []
+    try:
+        found = planned(model, where, careful=True, calibrated=False)
+    except ValueError as refusal:
+        found = planned(model, where, careful=False, calibrated=False)  # which says itself what is wrong with a size
+        notes.append(f"tensorbed compress refuses this: {refusal}")
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
-    heads = {name: one.error for name, one in planned.chosen.items() if id(model.get_submodule(name).weight) in linear}
-    return _notes_on_heads(heads, planned, calibrated=False)
+    heads = {name: one.error for name, one in found.chosen.items() if id(model.get_submodule(name).weight) in linear}
+    return found, notes + _notes_on_heads(heads, found, False, "tensorbed compress MODEL OUT-DIR --format hot")
 
 
-def _notes_on_heads(heads: Mapping[str, float | None], formats: Formats, calibrated: bool) -> list[str]:
+def _notes_on_heads(
+    heads: Mapping[str, float | None], formats: Formats, calibrated: bool, better_command: str
+) -> list[str]:
     """Errors of a head meet every score, which its fit error does not tell."""
     notes = []
     for name, error in heads.items():
@@ -258,12 +283,10 @@ def _notes_on_heads(heads: Mapping[str, float | None], formats: Formats, calibra
             better = "--calibrate FILE, with a few hundred lines of typical text, loses less"
             notes.append(f"{name} is used as a vocabulary head, whose errors meet every score: {better}.")
         else:
-            better = (
-                "--format hot" if calibrated else "--format hot --calibrate FILE, with a few hundred lines of text,"
-            )
             notes.append(
                 f"{name} is used as a vocabulary head, and {format!r} may cost it more predictions than its fit error "
-                f"says: {better} keeps nearly all of them at a ratio of 7. Check what is left with tensorbed verify."
+                "says; check what is left with tensorbed verify. This keeps nearly all of them, with a few hundred "
+                f"lines of typical text: {better_command} --calibrate texts.txt"
             )
     return notes
 

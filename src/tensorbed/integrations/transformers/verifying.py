@@ -86,6 +86,10 @@ def read_texts(file: str | os.PathLike[str]) -> list[str]:
     """The lines of a file that are not blank."""
     try:
         lines = Path(file).read_text(encoding="utf-8").split("\n")  # splitlines would end one at other characters too
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no file {file}.") from None
+    except IsADirectoryError:
+        raise IsADirectoryError(f"{file} is a folder; give a file of texts, one a line.") from None
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not a text in UTF-8 (byte {error.start}).") from None
     found = [line.strip() for line in lines if line.strip()]
