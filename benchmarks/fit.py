@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
-import os
 import resource
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tensorbed as tb
+from benchmarks.neighbours import busy_cores
 
 FORMATS: dict[str, Any] = {
     "tensor train, rank 96": lambda: tb.TensorTrain(rank=96, shape=((60, 60, 75), (8, 8, 8))),
@@ -64,30 +63,6 @@ def measure(name: str, rows: int, cols: int) -> tuple[float, int, float, float]:
 def in_a_process(name: str, rows: int, cols: int) -> tuple[float, int, float, float]:
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(measure, (name, rows, cols))
-
-
-def spin(ready: Any) -> None:
-    ready.release()
-    while True:
-        sum(range(10_000))
-
-
-@contextmanager
-def busy_cores() -> Iterator[None]:
-    """A process for each core that never rests."""
-    context = multiprocessing.get_context("spawn")
-    ready = context.Semaphore(0)
-    processes = [context.Process(target=spin, args=(ready,), daemon=True) for _ in range(os.cpu_count() or 1)]
-    for process in processes:
-        process.start()
-    try:
-        for _ in processes:
-            ready.acquire()
-        yield
-    finally:
-        for process in processes:
-            process.terminate()
-            process.join()
 
 
 def alone(names: list[str], rows: int, cols: int) -> Iterator[tuple[str, ...]]:
