@@ -1,18 +1,10 @@
 // The kernels for one instruction set: compiled once for each, with TB_ISA naming it.
 #include "kernels.hpp"
 
-#include <atomic>
-#include <exception>
-#include <functional>
-#include <mutex>
-
-#ifdef _OPENMP
-#include <omp.h>
-#endif
-
 #include "coded.hpp"
 #include "softmax.hpp"
 #include "table.hpp"
+#include "threads.hpp"
 
 namespace tb::TB_ISA {
 namespace {
@@ -23,35 +15,7 @@ constexpr Int codes_from = 100'000;    // the same in codes
 constexpr Int line = 16;               // floats of a cache line, that two threads should not share; whole vectors
 static_assert(line % widest<float> == 0);
 
-using Steps = std::vector<std::function<void(int)>>;
-
-// Every step for every share, one parallel region, a barrier after each step.
-void run(const Steps& steps, int threads) {
-  if (threads == 1) {
-    for (const auto& step : steps) step(0);
-    return;
-  }
-#ifdef _OPENMP
-  std::exception_ptr failure;
-  std::atomic<bool> failed = false;
-  std::mutex guard;
-#pragma omp parallel num_threads(threads)
-  {
-    for (const auto& step : steps) {
-      try {
-        // The runtime may give fewer threads than there are shares.
-        for (int t = omp_get_thread_num(); t < threads && !failed; t += omp_get_num_threads()) step(t);
-      } catch (...) {
-        const std::lock_guard<std::mutex> lock(guard);
-        failure = std::current_exception();
-        failed = true;
-      }
-#pragma omp barrier
-    }
-  }
-  if (failure) std::rethrow_exception(failure);
-#endif
-}
+using Steps = std::vector<Step>;
 
 int shares(std::span<Lookup> lookups, int threads) {
 #ifdef _OPENMP
@@ -84,7 +48,7 @@ void cut(bool worth, Int size, Int unit, int threads, Act act) {
   const int count = int(std::min(most, units));
   const auto bound = [=](int share) { return std::min(size, units * share / count * unit); };
   if (count == 1) return act(0, size);
-  run({[&](int share) { act(bound(share), bound(share + 1)); }}, count);
+  run({[&](int share) { act(bound(share), bound(share + 1)); }}, count, threads);
 }
 
 bool worth(const Tile& tile) { return tile.rows * tile.cols >= exps_from; }
@@ -131,12 +95,12 @@ class Call {
         steps.push_back(each(slab, [](auto& table, int thread) { table.pool(thread); }));
       }
       if (slab == slabs_ - 1) fill_after(steps);
-      run(steps, threads_);
+      run(std::move(steps), threads_, threads_);
     }
     if (slabs_ == 0) {
       Steps steps;
       fill_after(steps);
-      run(steps, threads_);
+      run(std::move(steps), threads_, threads_);
     }
   }
 
@@ -149,11 +113,8 @@ class Call {
       for (int k = levels - 1; k >= 1; --k) {
         steps.push_back(each(slab, [k](auto& table, int thread) { table.go_back(k, thread); }));
       }
-      steps.push_back(each(slab, [](auto& table, int thread) {
-        table.settle(thread);
-        arena<T>().trim();
-      }));
-      run(steps, threads_);
+      steps.push_back(each(slab, [](auto& table, int thread) { table.settle(thread); }));
+      run(std::move(steps), threads_, threads_);
     }
     for (auto& table : tables_) {
       if (table.slabs() == 0) table.no_gradient();
@@ -185,6 +146,7 @@ class Call {
       for (auto& table : tables_) {
         if (slab < table.slabs()) act(table, thread);
       }
+      arena<T>().trim();  // after each step: who takes a share of one may come too late for the next
     };
   }
 
@@ -200,7 +162,6 @@ class Call {
   void fill_after(Steps& steps) {
     steps.push_back([this](int thread) {
       for (auto& table : tables_) table.fill(thread);
-      arena<T>().trim();
     });
   }
 

@@ -15,6 +15,7 @@
 
 #include "facts.hpp"
 #include "kernels.hpp"
+#include "threads.hpp"
 
 namespace nb = nanobind;
 
@@ -196,18 +197,17 @@ class Batch {
  private:
   void plan_all(const std::vector<Asked>& asked, int threads) {
     entries_.resize(asked.size());
-    std::vector<std::exception_ptr> failures(asked.size());
-    (void)threads;
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (threads > 1)
-    for (std::size_t i = 0; i < asked.size(); ++i) {
+    std::vector<std::exception_ptr> failures(asked.size());  // of all, the first one is told
+    const auto plan = [&](int i) {
       try {
         entries_[i] = std::make_unique<Entry>(type_, asked[i]);
       } catch (...) {
         failures[i] = std::current_exception();
       }
-    }
-    for (std::size_t i = 0; i < asked.size(); ++i) {
-      if (failures[i]) std::rethrow_exception(failures[i]);
+    };
+    run({plan}, int(asked.size()), threads);
+    for (const std::exception_ptr& failure : failures) {
+      if (failure) std::rethrow_exception(failure);
     }
   }
 
@@ -306,5 +306,7 @@ NB_MODULE(_native, m) {
       .def("rows", &coded_rows)
       .def("scores", &coded_scores)
       .def("sums", &coded_sums);
+  m.def("expect_busy_cores", &expect_busy_cores, nb::arg("seconds"),
+        "Be helped as where other processes keep the cores busy, for so long from now. For tests.");
   m.def("use", &use, nb::arg("isa"), "Take the kernels of another instruction set; returns the one before. For tests.");
 }
