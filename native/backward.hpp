@@ -73,15 +73,15 @@ void Table<T, S>::children_back(int prefix, const T* left, T* left_grad, T* last
 
 // Through core k: the gradient of one slice from a block of its products, and those of the left products.
 template <class T, class S>
-void Table<T, S>::slice_back(int k, int begin, int end, int thread, const Scratch& room, const T* right,
+void Table<T, S>::slice_back(int k, int begin, int end, int share, const Scratch& room, const T* right,
                              const T* grad) {
   const Int height = chain_.height(k), depth = chain_.depth(k), width = chain_.width(k);
-  const int mine = cuts_[k][thread], digit = level(k).digit[level(k).order[begin]];
+  const int mine = cuts_[k][share], digit = level(k).digit[level(k).order[begin]];
   const int group = level(k).group[digit];
   const bool begun = begin > std::max(group, mine);
   T* to = core_grad(k) + digit * chain_.slice_size(k);
-  if (group < mine) {  // another thread writes the gradient itself
-    auto& head = heads_[k][thread];
+  if (group < mine) {  // another share writes the gradient itself
+    auto& head = heads_[k][share];
     if (!head) head = room_for<T>(chain_.slice_size(k));
     to = head.get();
   }
@@ -93,8 +93,8 @@ void Table<T, S>::slice_back(int k, int begin, int end, int thread, const Scratc
 }
 
 template <class T, class S>
-T* Table<T, S>::last_grad(int thread) {
-  auto& mine = last_grads_[thread];
+T* Table<T, S>::last_grad(int share) {
+  auto& mine = last_grads_[share];
   if (!mine) {
     const Int size = chain_.row_factors[last_level_] * chain_.slice_size(last_level_);
     mine.reset(new T[std::size_t(size)]());
@@ -103,14 +103,14 @@ T* Table<T, S>::last_grad(int thread) {
 }
 
 template <class T, class S>
-void Table<T, S>::start_back(int thread) {
-  const int start = cuts_[final_][thread], stop = cuts_[final_][thread + 1];
+void Table<T, S>::start_back(int share) {
+  const int start = cuts_[final_][share], stop = cuts_[final_][share + 1];
   if (start == stop) return;
   const Scratch room = scratch(final_);
   if (final_ == 0) {
     const Int size = chain_.slice_size(0);
     for (int prefix = start; prefix < stop; ++prefix) {
-      children_back(prefix, first_slice(prefix, room.left), room.made, last_grad(thread), room);
+      children_back(prefix, first_slice(prefix, room.left), room.made, last_grad(share), room);
       T* to = core_grad(0) + level(0).digit[prefix] * size;
       for (Int i = 0; i < size; ++i) to[i] = add_ ? to[i] + room.made[i] : room.made[i];
     }
@@ -118,7 +118,7 @@ void Table<T, S>::start_back(int thread) {
   }
   const Int height = chain_.height(final_), depth = chain_.depth(final_), width = chain_.width(final_);
   const Int size = height * width;
-  for_blocks(final_, thread, [&](int begin, int end, int digit) {
+  for_blocks(final_, share, [&](int begin, int end, int digit) {
     gather(final_, begin, end, room.left);
     const T* right = slice(final_, digit, room.slice);
     const T* made = kept_ && fused_ ? left_[final_] : nullptr;
@@ -133,28 +133,28 @@ void Table<T, S>::start_back(int thread) {
       const int prefix = level(final_).order[slot], row = slab_->begin + prefix;
       T* grad = room.grad + (slot - begin) * size;
       if (fused_) {
-        children_back(prefix, made + (slot - begin) * size, grad, last_grad(thread), room);
+        children_back(prefix, made + (slot - begin) * size, grad, last_grad(share), room);
       } else {
         const T* found = row_gradient(row, grad);
         if (found != grad) copy_in(size, found, grad);
         if (q_.scale_grad) scale_gradients(row, made + (slot - begin) * size);
       }
     }
-    slice_back(final_, begin, end, thread, room, right, room.grad);
+    slice_back(final_, begin, end, share, room, right, room.grad);
   });
 }
 
 template <class T, class S>
-void Table<T, S>::go_back(int k, int thread) {
+void Table<T, S>::go_back(int k, int share) {
   if (k >= final_) return;
   const Scratch room = scratch(k);
-  for_blocks(k, thread, [&](int begin, int end, int digit) {
+  for_blocks(k, share, [&](int begin, int end, int digit) {
     gather(k, begin, end, room.left);
     const T* right = slice(k, digit, room.slice);
     for (int slot = begin; slot < end; ++slot) {
       sum_children(k, level(k).order[slot], room.grad + (slot - begin) * chain_.left_size(k), false);
     }
-    slice_back(k, begin, end, thread, room, right, room.grad);
+    slice_back(k, begin, end, share, room, right, room.grad);
   });
 }
 
@@ -166,18 +166,18 @@ void Table<T, S>::no_gradient() {
 }
 
 template <class T, class S>
-void Table<T, S>::settle(int thread) {
-  settle_first(thread);
-  for (int k = 1; k <= final_; ++k) settle_middle(k, thread);
-  if (fused_) settle_last(thread);
+void Table<T, S>::settle(int share) {
+  settle_first(share);
+  for (int k = 1; k <= final_; ++k) settle_middle(k, share);
+  if (fused_) settle_last(share);
 }
 
 // The first core's slices are left products themselves: no two prefixes share one.
 template <class T, class S>
-void Table<T, S>::settle_first(int thread) {
+void Table<T, S>::settle_first(int share) {
   const Int size = chain_.slice_size(0), digits = chain_.row_factors[0];
   const std::vector<int>& digit = level(0).digit;
-  const Int begin = share_of(digits, thread), end = share_of(digits, thread + 1);
+  const Int begin = share_of(digits, share), end = share_of(digits, share + 1);
   int prefix = int(std::lower_bound(digit.begin(), digit.end(), int(begin)) - digit.begin());
   for (Int d = begin; d < end; ++d) {
     T* to = core_grad(0) + d * size;
@@ -191,16 +191,16 @@ void Table<T, S>::settle_first(int thread) {
 }
 
 template <class T, class S>
-void Table<T, S>::settle_middle(int k, int thread) {
+void Table<T, S>::settle_middle(int k, int share) {
   const Int size = chain_.slice_size(k), digits = chain_.row_factors[k];
   const std::vector<int>& group = level(k).group;
   if (!add_) {
-    for (Int d = share_of(digits, thread); d < share_of(digits, thread + 1); ++d) {
+    for (Int d = share_of(digits, share); d < share_of(digits, share + 1); ++d) {
       if (group[d] == group[d + 1]) std::fill_n(core_grad(k) + d * size, size, T(0));
     }
   }
-  const Int begin = share_of(size, thread), end = share_of(size, thread + 1);
-  for (int t = 0; t < threads_; ++t) {
+  const Int begin = share_of(size, share), end = share_of(size, share + 1);
+  for (int t = 0; t < shares_; ++t) {
     const T* head = heads_[k][t].get();
     if (!head) continue;
     T* to = core_grad(k) + level(k).digit[level(k).order[cuts_[k][t]]] * size;
@@ -209,11 +209,11 @@ void Table<T, S>::settle_middle(int k, int thread) {
 }
 
 template <class T, class S>
-void Table<T, S>::settle_last(int thread) {
+void Table<T, S>::settle_last(int share) {
   const Int depth = chain_.depth(last_level_), width = chain_.width(last_level_), joint = chain_.joint();
   const Int size = chain_.slice_size(last_level_), digits = chain_.row_factors[last_level_];
   T* sum = arena<T>().take(size);
-  for (Int d = share_of(digits, thread); d < share_of(digits, thread + 1); ++d) {
+  for (Int d = share_of(digits, share); d < share_of(digits, share + 1); ++d) {
     std::fill_n(sum, size, T(0));
     for (const auto& one : last_grads_) {
       if (!one) continue;

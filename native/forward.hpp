@@ -6,11 +6,11 @@
 namespace tb::TB_ISA {
 
 template <class T, class S>
-void Table<T, S>::extend(int k, int thread) {
+void Table<T, S>::extend(int k, int share) {
   if (k >= final_) return;
   const Scratch room = scratch(k);
   const Int height = chain_.height(k), depth = chain_.depth(k), width = chain_.width(k);
-  for_blocks(k, thread, [&](int begin, int end, int digit) {
+  for_blocks(k, share, [&](int begin, int end, int digit) {
     gather(k, begin, end, room.left);
     const T* right = slice(k, digit, room.slice);
     T* to = left_[k] + begin * chain_.left_size(k);
@@ -20,16 +20,16 @@ void Table<T, S>::extend(int k, int thread) {
 }
 
 template <class T, class S>
-void Table<T, S>::finish(int thread) {
+void Table<T, S>::finish(int share) {
   const Scratch room = scratch(final_);
   if (final_ == 0) {
-    for (int prefix = cuts_[0][thread]; prefix < cuts_[0][thread + 1]; ++prefix) {
+    for (int prefix = cuts_[0][share]; prefix < cuts_[0][share + 1]; ++prefix) {
       make_children(prefix, first_slice(prefix, room.left), room);
     }
     return;
   }
   const Int height = chain_.height(final_), depth = chain_.depth(final_), width = chain_.width(final_);
-  for_blocks(final_, thread, [&](int begin, int end, int digit) {
+  for_blocks(final_, share, [&](int begin, int end, int digit) {
     gather(final_, begin, end, room.left);
     const T* right = slice(final_, digit, room.slice);
     const Int size = height * width;
@@ -106,10 +106,10 @@ void Table<T, S>::hand_on(int row, const T* numbers) const {
 
 // Each bag adds its rows in the order of its indices, slab after slab: the same whatever the threads.
 template <class T, class S>
-void Table<T, S>::pool(int thread) {
+void Table<T, S>::pool(int share) {
   if (!has_bags()) return;
   T* sum = arena<T>().take(cols_);
-  for (Int bag = share_of(q_.bags, thread); bag < share_of(q_.bags, thread + 1); ++bag) {
+  for (Int bag = share_of(q_.bags, share); bag < share_of(q_.bags, share + 1); ++bag) {
     S* out = static_cast<S*>(q_.out) + bag * q_.out_row;
     T* before = pooled_ ? pooled_.get() + bag * cols_ : nullptr;
     if (!add_) {
@@ -130,17 +130,17 @@ void Table<T, S>::pool(int thread) {
 }
 
 template <class T, class S>
-void Table<T, S>::fill(int thread) {
+void Table<T, S>::fill(int share) {
   S* out = static_cast<S*>(q_.out);
   if (has_bags()) {
     if (slabs() > 0) return;
-    for (Int bag = share_of(q_.bags, thread); bag < share_of(q_.bags, thread + 1); ++bag) {
+    for (Int bag = share_of(q_.bags, share); bag < share_of(q_.bags, share + 1); ++bag) {
       std::fill_n(out + bag * q_.out_row, cols_, S{});
     }
     return;
   }
   const Int count = Int(plan_.skipped.size());
-  for (Int i = share_of(count, thread); i < share_of(count, thread + 1); ++i) {
+  for (Int i = share_of(count, share); i < share_of(count, share + 1); ++i) {
     S* to = out + plan_.skipped[i] * q_.out_row;
     if (q_.padding_row) {
       std::memcpy(to, q_.padding_row, cols_ * sizeof(S));

@@ -80,9 +80,9 @@ void score(const Coded& coded, const T* x, Int n, T* out, int threads) {
 template <class T, class S>
 class Call {
  public:
-  Call(std::span<Lookup> lookups, int threads) : threads_(shares(lookups, threads)) {
+  Call(std::span<Lookup> lookups, int threads) : shares_(shares(lookups, threads)) {
     tables_.reserve(lookups.size());
-    for (Lookup& q : lookups) slabs_ = std::max(slabs_, tables_.emplace_back(q, threads_).slabs());
+    for (Lookup& q : lookups) slabs_ = std::max(slabs_, tables_.emplace_back(q, shares_).slabs());
   }
 
   void forward() {
@@ -90,17 +90,17 @@ class Call {
       const int levels = open(slab, false);
       Steps steps;
       extend_to(levels, slab, steps);
-      steps.push_back(each(slab, [](auto& table, int thread) { table.finish(thread); }));
+      steps.push_back(each(slab, [](auto& table, int share) { table.finish(share); }));
       if (any([](auto& table) { return table.has_bags(); })) {
-        steps.push_back(each(slab, [](auto& table, int thread) { table.pool(thread); }));
+        steps.push_back(each(slab, [](auto& table, int share) { table.pool(share); }));
       }
       if (slab == slabs_ - 1) fill_after(steps);
-      run(std::move(steps), threads_, threads_);
+      run(std::move(steps), shares_, shares_);
     }
     if (slabs_ == 0) {
       Steps steps;
       fill_after(steps);
-      run(std::move(steps), threads_, threads_);
+      run(std::move(steps), shares_, shares_);
     }
   }
 
@@ -109,12 +109,12 @@ class Call {
       const int levels = open(slab, true);
       Steps steps;
       if (any([](auto& table) { return !table.has_lefts(); })) extend_to(levels, slab, steps);
-      steps.push_back(each(slab, [](auto& table, int thread) { table.start_back(thread); }));
+      steps.push_back(each(slab, [](auto& table, int share) { table.start_back(share); }));
       for (int k = levels - 1; k >= 1; --k) {
-        steps.push_back(each(slab, [k](auto& table, int thread) { table.go_back(k, thread); }));
+        steps.push_back(each(slab, [k](auto& table, int share) { table.go_back(k, share); }));
       }
-      steps.push_back(each(slab, [](auto& table, int thread) { table.settle(thread); }));
-      run(std::move(steps), threads_, threads_);
+      steps.push_back(each(slab, [](auto& table, int share) { table.settle(share); }));
+      run(std::move(steps), shares_, shares_);
     }
     for (auto& table : tables_) {
       if (table.slabs() == 0) table.no_gradient();
@@ -134,7 +134,7 @@ class Call {
     }
     for (auto& table : tables_) {
       if (slab >= table.slabs()) continue;
-      table.share(before, total / threads_);
+      table.cut_final(before, total / shares_);
       before += table.cost();
     }
     return levels;
@@ -142,9 +142,9 @@ class Call {
 
   template <class Act>
   std::function<void(int)> each(int slab, Act act) {
-    return [this, slab, act](int thread) {
+    return [this, slab, act](int share) {
       for (auto& table : tables_) {
-        if (slab < table.slabs()) act(table, thread);
+        if (slab < table.slabs()) act(table, share);
       }
       arena<T>().trim();  // after each step: who takes a share of one may come too late for the next
     };
@@ -152,16 +152,16 @@ class Call {
 
   void extend_to(int levels, int slab, Steps& steps) {
     for (int k = 1; k < levels; ++k) {
-      steps.push_back(each(slab, [k](auto& table, int thread) {
-        if (!table.has_lefts()) table.extend(k, thread);
+      steps.push_back(each(slab, [k](auto& table, int share) {
+        if (!table.has_lefts()) table.extend(k, share);
       }));
     }
   }
 
   // What no row was handed to.
   void fill_after(Steps& steps) {
-    steps.push_back([this](int thread) {
-      for (auto& table : tables_) table.fill(thread);
+    steps.push_back([this](int share) {
+      for (auto& table : tables_) table.fill(share);
     });
   }
 
@@ -170,7 +170,7 @@ class Call {
     return std::any_of(tables_.begin(), tables_.end(), ask);
   }
 
-  int threads_, slabs_ = 0;
+  int shares_, slabs_ = 0;
   std::vector<Table<T, S>> tables_;
 };
 

@@ -1,4 +1,4 @@
-// Rows of one table and their gradients, for one thread's share of each step.
+// Rows of one table and their gradients, for one share of each step.
 #pragma once
 
 #include <algorithm>
@@ -44,35 +44,34 @@ Arena<T>& arena() {
   return mine;
 }
 
-// A table's part in a call, one slab of its rows after the other. Steps are called by every thread, with a barrier
-// between them; `thread` says whose share is meant.
+// A table's part in a call, one slab of its rows after the other. Steps are called for every share, by any thread, a
+// step after all shares of the one before; what is computed depends on the number of shares and on nobody's pace.
 template <class T, class S>
 class Table {
  public:
-  Table(Lookup& lookup, int threads)
-      : q_(lookup), chain_(*lookup.chain), plan_(*lookup.plan), threads_(threads), last_level_(chain_.last()),
+  Table(Lookup& lookup, int shares)
+      : q_(lookup), chain_(*lookup.chain), plan_(*lookup.plan), shares_(shares), last_level_(chain_.last()),
         fused_(by_parent(chain_, sizeof(T))), final_(fused_ ? last_level_ - 1 : last_level_), cols_(chain_.cols()),
         lefts_(chain_.order()), left_(chain_.order()), grads_(chain_.order()), heads_(chain_.order()),
-        cuts_(chain_.order(), std::vector<int>(threads + 1)) {}
+        cuts_(chain_.order(), std::vector<int>(shares + 1)) {}
 
-  int threads() const { return threads_; }
   int slabs() const { return int(plan_.slabs.size()); }
   int final_level() const { return final_; }  // the levels from 1 to here, exclusive, are computed by themselves
   bool has_bags() const { return q_.bags >= 0; }
   bool has_lefts() const { return kept_; }
 
   void open(int slab, bool backward);
-  double cost() const;                       // of the final level, in multiply-adds
-  void share(double before, double step);    // cut the final level where the threads' shares of the whole call meet
+  double cost() const;                         // of the final level, in multiply-adds
+  void cut_final(double before, double step);  // where the shares of the whole call meet
 
-  void extend(int k, int thread);   // forward: left products of level k
-  void finish(int thread);          // forward: the final level, rows handed on
-  void pool(int thread);            // forward: the slab's rows into their bags
-  void fill(int thread);            // forward: what no row is handed to
+  void extend(int k, int share);    // forward: left products of level k
+  void finish(int share);           // forward: the final level, rows handed on
+  void pool(int share);             // forward: the slab's rows into their bags
+  void fill(int share);             // forward: what no row is handed to
 
-  void start_back(int thread);      // backward: the final level
-  void go_back(int k, int thread);  // backward: level k
-  void settle(int thread);          // backward: what the threads have found, put together
+  void start_back(int share);       // backward: the final level
+  void go_back(int k, int share);   // backward: level k
+  void settle(int share);           // backward: what the shares have found, put together
   void no_gradient();               // backward: of an empty batch
 
  private:
@@ -94,7 +93,7 @@ class Table {
   const T* first_slice(int prefix, T* room) const;
   void gather(int k, int begin, int end, T* to) const;
   template <class Visit>
-  void for_blocks(int k, int thread, Visit visit) const;
+  void for_blocks(int k, int share, Visit visit) const;
 
   T* place(int row, T* room) const;
   void hand_on(int row, const T* numbers) const;
@@ -108,19 +107,19 @@ class Table {
   void scale_gradients(int row, const T* numbers) const;
   void sum_children(int k, int prefix, T* to, bool add) const;
   void children_back(int prefix, const T* left, T* left_grad, T* last_grad, const Scratch& room) const;
-  void slice_back(int k, int begin, int end, int thread, const Scratch& room, const T* right, const T* grad);
-  T* last_grad(int thread);
-  void settle_first(int thread);
-  void settle_middle(int k, int thread);
-  void settle_last(int thread);
+  void slice_back(int k, int begin, int end, int share, const Scratch& room, const T* right, const T* grad);
+  T* last_grad(int share);
+  void settle_first(int share);
+  void settle_middle(int k, int share);
+  void settle_last(int share);
 
-  Int share_of(Int count, int thread) const { return count * thread / threads_; }
+  Int share_of(Int count, int share) const { return count * share / shares_; }
 
   Lookup& q_;
   const Chain& chain_;
   const Plan& plan_;
   const Slab* slab_ = nullptr;
-  int threads_, last_level_;
+  int shares_, last_level_;
   bool fused_;  // the last core is applied where its left products were made
   int final_;
   Int cols_;
@@ -129,9 +128,9 @@ class Table {
   std::vector<std::unique_ptr<T[]>> lefts_;  // by level, in slots
   std::vector<T*> left_;                     // the same, or the tape's
   std::vector<std::unique_ptr<T[]>> grads_;  // by level, in slots: of the left products that the level extends
-  std::vector<std::vector<std::unique_ptr<T[]>>> heads_;  // by level and thread: of a slice that another thread began
-  std::vector<std::unique_ptr<T[]>> last_grads_;          // by thread: of the last core, as (joint, width, depth)
-  std::vector<std::vector<int>> cuts_;                    // by level: where the threads' shares of the slots begin
+  std::vector<std::vector<std::unique_ptr<T[]>>> heads_;  // by level and share: of a slice that another one began
+  std::vector<std::unique_ptr<T[]>> last_grads_;          // by share: of the last core, as (joint, width, depth)
+  std::vector<std::vector<int>> cuts_;                    // by level: where the shares of the slots begin
   std::unique_ptr<T[]> rows_, pooled_, packed_, packed_t_;
   const T* last_ = nullptr;  // slices of the last core as (joint, depth, width); packed_t_: as (joint, width, depth)
 };
@@ -177,7 +176,7 @@ void Table<T, S>::open(int slab, bool backward) {
     }
   }
   for (int k = 1; k < final_; ++k) {
-    for (int t = 0; t <= threads_; ++t) cuts_[k][t] = int(share_of(level(k).count, t));
+    for (int t = 0; t <= shares_; ++t) cuts_[k][t] = int(share_of(level(k).count, t));
   }
   if (has_bags() && !backward) {
     rows_ = room_for<T>((slab_->end - slab_->begin) * cols_);
@@ -188,10 +187,10 @@ void Table<T, S>::open(int slab, bool backward) {
     for (int k = 1; k <= final_; ++k) {
       grads_[k] = room_for<T>(level(k).count * chain_.left_size(k - 1));
       heads_[k].clear();
-      heads_[k].resize(threads_);
+      heads_[k].resize(shares_);
     }
     last_grads_.clear();
-    last_grads_.resize(threads_);
+    last_grads_.resize(shares_);
   }
 }
 
@@ -205,7 +204,7 @@ double Table<T, S>::cost() const {
 }
 
 template <class T, class S>
-void Table<T, S>::share(double before, double step) {
+void Table<T, S>::cut_final(double before, double step) {
   const Level& final = level(final_);
   std::vector<int>& cut = cuts_[final_];
   const double each = final_ > 0 ? double(chain_.height(final_)) * chain_.depth(final_) * chain_.width(final_) : 0;
@@ -213,14 +212,14 @@ void Table<T, S>::share(double before, double step) {
   double reached = before;
   int t = 0;
   for (int slot = 0; slot < final.count; ++slot) {
-    while (t <= threads_ && reached >= t * step) cut[t++] = slot;
+    while (t <= shares_ && reached >= t * step) cut[t++] = slot;
     const int prefix = prefix_at(final_, slot);
     const int begin = slab_->begin + (fused_ ? final.child[prefix] : prefix);
     const int end = slab_->begin + (fused_ ? final.child[prefix + 1] : prefix + 1);
     reached += each + row * (end - begin) + double(plan_.first[end] - plan_.first[begin]) * cols_ * copy_cost;
   }
-  while (t <= threads_) cut[t++] = final.count;
-  cut[threads_] = final.count;
+  while (t <= shares_) cut[t++] = final.count;
+  cut[shares_] = final.count;
 }
 
 template <class T, class S>
@@ -304,12 +303,12 @@ void Table<T, S>::gather(int k, int begin, int end, T* to) const {
   }
 }
 
-// Runs of a thread's slots that share a slice, no longer than a block.
+// Runs of a share's slots that have a slice in common, no longer than a block.
 template <class T, class S>
 template <class Visit>
-void Table<T, S>::for_blocks(int k, int thread, Visit visit) const {
-  const int stop = cuts_[k][thread + 1], height = block_height(k);
-  for (int begin = cuts_[k][thread]; begin < stop;) {
+void Table<T, S>::for_blocks(int k, int share, Visit visit) const {
+  const int stop = cuts_[k][share + 1], height = block_height(k);
+  for (int begin = cuts_[k][share]; begin < stop;) {
     const int digit = level(k).digit[level(k).order[begin]];
     const int end = std::min({stop, level(k).group[digit + 1], begin + height});
     visit(begin, end, digit);
