@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import tensorbed as tb
 from tensorbed.backends import native
-from tensorbed.backends.chain import Chain
+from tensorbed.backends.chain import Chain, full
 from tensorbed.backends.native.chains import Table, compute
 from tensorbed.testing import assert_near
 
@@ -125,7 +125,7 @@ def test_a_million_ids(threads, ranks):
         rows, grads = by_kernels(chain, cores, ids, grad)
     # By the table: the plain path would gather a slice an id.
     wide = [core.detach().double().requires_grad_() for core in cores]
-    table = tb.contraction.chain.full(chain, wide)
+    table = full(chain, wide)
     assert_near(rows, table.detach()[ids].float())
     table_grad = torch.zeros_like(table).index_add(0, ids, grad.double())
     for one, other in zip(grads, torch.autograd.grad(table, wide, table_grad), strict=True):

@@ -140,7 +140,9 @@ def calls():
 
 def test_without_kernels_the_numbers_are_the_same(tmp_path):
     kept = tmp_path / "calls.pt"
-    code = f"{CALLS}\ntorch.set_num_threads(1)\nassert not tb.native.available\ntorch.save(calls(), sys.argv[1])"
+    code = (
+        f"{CALLS}\ntorch.set_num_threads(1)\nassert not tb.backends.native.available\ntorch.save(calls(), sys.argv[1])"
+    )
     subprocess.run(
         [sys.executable, "-c", code, str(kept)], check=True, env={**os.environ, "TENSORBED_NATIVE": "0"}, timeout=300
     )
