@@ -214,13 +214,17 @@ void Table<T, S>::settle_last(int share) {
   const Int size = chain_.slice_size(last_level_), digits = chain_.row_factors[last_level_];
   T* sum = arena<T>().take(size);
   for (Int d = share_of(digits, share); d < share_of(digits, share + 1); ++d) {
+    T* to = core_grad(last_level_) + d * size;
+    if (!used_[d]) {
+      if (!add_) std::fill_n(to, size, T(0));
+      continue;
+    }
     std::fill_n(sum, size, T(0));
     for (const auto& one : last_grads_) {
       if (!one) continue;
       const T* from = one.get() + d * size;
       for (Int i = 0; i < size; ++i) sum[i] += from[i];
     }
-    T* to = core_grad(last_level_) + d * size;
     for (Int k = 0; k < depth; ++k) {
       for (Int j = 0; j < width; ++j) {
         for (Int a = 0; a < joint; ++a) {

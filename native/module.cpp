@@ -24,6 +24,8 @@ namespace {
 
 using Address = std::uintptr_t;
 
+constexpr Int plans_from = 5'000;  // indices below which waking other threads takes longer than planning
+
 struct Isa {
   const char* name;
   void (*forward)(Type, std::span<Lookup>, int);
@@ -205,7 +207,9 @@ class Batch {
         failures[i] = std::current_exception();
       }
     };
-    run({plan}, int(asked.size()), threads);
+    Int indices = 0;
+    for (const Asked& one : asked) indices += one.count;
+    run({plan}, int(asked.size()), indices < plans_from ? 1 : threads);
     for (const std::exception_ptr& failure : failures) {
       if (failure) std::rethrow_exception(failure);
     }

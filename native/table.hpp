@@ -132,6 +132,7 @@ class Table {
   std::vector<std::unique_ptr<T[]>> last_grads_;          // by share: of the last core, as (joint, width, depth)
   std::vector<std::vector<int>> cuts_;                    // by level: where the shares of the slots begin
   std::unique_ptr<T[]> rows_, pooled_, packed_, packed_t_;
+  std::vector<char> used_;   // by digit of the last core, whether a row of the slab has it; for packed slices only
   const T* last_ = nullptr;  // slices of the last core as (joint, depth, width); packed_t_: as (joint, width, depth)
 };
 
@@ -257,9 +258,9 @@ void Table<T, S>::pack_last() {
   if (transposed) packed_t_ = room_for<T>(digits * size);
   last_ = as_stored ? reinterpret_cast<const T*>(core(last_level_)) : packed_.get();
   if (as_stored && !transposed) return;
-  std::vector<char> done(digits);
+  used_.assign(digits, 0);
   for (int digit : level(last_level_).digit) {
-    if (std::exchange(done[digit], 1)) continue;
+    if (std::exchange(used_[digit], 1)) continue;
     const S* from = core(last_level_) + digit * size;
     for (Int k = 0; k < depth; ++k) {
       for (Int j = 0; j < width; ++j) {
