@@ -16,7 +16,6 @@ from tensorbed.structures import Params, Structure
 from tensorbed.vocabulary import choices, logits, operators, reference
 from tensorbed.vocabulary.choices import TopK
 from tensorbed.vocabulary.loss import Asked, Options, cross_entropy
-from tensorbed.vocabulary.schedule import Task
 from tensorbed.vocabulary.scorer import Vocabulary
 from tensorbed.vocabulary.targets import (
     check_budget,
@@ -149,34 +148,12 @@ def _by_any_means(asked: Asked, impl: str) -> Tensor:
         check_targets(asked.target, asked.structure.rows, asked.options.ignore_index)
     if impl == "reference" or plain:
         return reference.cross_entropy(asked)
-    fused = _fused(asked)
-    return cross_entropy(asked) if fused is None else fused
+    return cross_entropy(asked)
 
 
 def _is_plain_only(x: Tensor) -> bool:
     """Whether only the plain twins follow: transforms, exports, recordings, tensors without values."""
     return is_exporting() or x.is_meta or is_transformed() or is_recorded()
-
-
-def _fused(asked: Asked) -> Tensor | None:
-    """The structure's own fused loss, where it has one and it does what is asked."""
-    options, vocabulary = asked.options, asked.vocabulary
-    if options.label_smoothing or options.z_loss or options.softcap is not None or options.ignore_index is None:
-        return None
-    # Where no target counts, or has a weight, torch's own gives vectors that are ignored a gradient of nan.
-    if vocabulary.padding_row is not None or not bool(asked.terms().target_weights(asked.target, asked.dtype).sum()):
-        return None
-    task = Task.of(vocabulary.structure, asked.x.shape[0], working_dtype(asked.x).itemsize, options.memory_budget)
-    return vocabulary.structure.cross_entropy(
-        vocabulary.structure.named(vocabulary.tensors),
-        asked.x.to(vocabulary.tensors[0].dtype),
-        asked.target,
-        chunk=max(1, min(task.numbers // vocabulary.structure.rows, task.tokens)),
-        linear_bias=vocabulary.bias,
-        weight=asked.class_weight,
-        reduction=options.reduction,
-        ignore_index=options.ignore_index,
-    )
 
 
 def _shown_dtype(h: Tensor) -> torch.dtype:

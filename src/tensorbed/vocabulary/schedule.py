@@ -1,6 +1,6 @@
-"""How scores of many vectors over all rows are walked through: by which way, in which tiles, within how much memory.
+"""In which tiles scores of many vectors over all rows are computed: by which way, how often, within how much memory.
 
-Three walks. ``once`` goes through the rows in blocks and keeps nothing. ``twice`` does so again for the gradients and
+Three passes. ``once`` goes through the rows in blocks and keeps nothing. ``twice`` does so again for the gradients and
 computes the scores anew. ``groups`` keeps the scores of a group of vectors over all rows and makes their gradients at
 once; blocks of rows made for the gradients of one group serve the scores of the next.
 """
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tensorbed.backends.scores.projection import Way
+from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.structures import Structure
 
 ONCE, TWICE, GROUPS = "once", "twice", "groups"
@@ -36,8 +36,8 @@ _CALLS = 2**20  # the calls that one tile takes
 
 
 @dataclass(frozen=True)
-class Schedule:
-    """A way and the tiles in which it is walked.
+class Tiling:
+    """A way to score, its passes and its tiles.
 
     Attributes:
         group: vectors at a time.
@@ -48,10 +48,9 @@ class Schedule:
         cost: counted, in multiply-adds.
     """
 
-    way: Way
-    walk: str
+    scoring: Scoring
+    passes: str
     tokens: int
-    rows: int
     group: int
     height: int
     keeps: bool
@@ -62,10 +61,6 @@ class Schedule:
     def groups(self) -> list[slice]:
         """The vectors in groups, the first one the largest."""
         return [slice(a, min(a + self.group, self.tokens)) for a in range(0, self.tokens, self.group)]
-
-    def blocks(self) -> list[tuple[int, int]]:
-        """The rows in blocks, the first one the largest."""
-        return [(a, min(a + self.height, self.rows)) for a in range(0, self.rows, self.height)]
 
 
 @dataclass(frozen=True)
@@ -116,107 +111,110 @@ def _default(structure: Structure, tokens: int, whole: bool) -> int:
 
 
 @lru_cache(maxsize=4096)
-def choose(task: Task) -> Schedule:
-    """The schedule of least counted cost among those within the memory allowed, or the one that takes least."""
+def choose(task: Task) -> Tiling:
+    """The tiling of least counted cost among those within the memory allowed, or the one that takes least."""
     found = list(considered(task))
-    fitting = [one for one in found if one.numbers <= task.numbers]
-    return min(fitting, key=lambda s: s.cost) if fitting else min(found, key=lambda s: s.numbers)
+    fitting = [tiling for tiling in found if tiling.numbers <= task.numbers]
+    return min(fitting, key=lambda t: t.cost) if fitting else min(found, key=lambda t: t.numbers)
 
 
-def considered(task: Task) -> Iterator[Schedule]:
-    """Every way of the structure with every walk that is possible."""
-    for way in task.structure.ways():
+def considered(task: Task) -> Iterator[Tiling]:
+    """Every way of the structure with all passes that are possible."""
+    for scoring in task.structure.scorings():
         if not task.trains:
-            yield _tiled(task, way, ONCE)
-        if not task.trains or not way.trains:
-            continue
-        yield _tiled(task, way, TWICE)
-        if task.at_once:
-            yield _grouped(task, way, keeps=False)
-            if way.kept:
-                yield _grouped(task, way, keeps=True)
+            yield _Counting(task, scoring).tiled(ONCE)
+        elif scoring.trains:
+            yield _Counting(task, scoring).tiled(TWICE)
+            if task.at_once:
+                yield _Counting(task, scoring).grouped(keeps=False)
+                if scoring.cost.kept:
+                    yield _Counting(task, scoring).grouped(keeps=True)
 
 
-def _tiled(task: Task, way: Way, walk: str) -> Schedule:
-    """All vectors by some rows, if they are not too many for that."""
-    rows, least = task.structure.rows, _height(task, way, task.tokens)
-    left = _left(way, rows, 2)
-    group = _group(task, way, least, left * least)
-    height = max(least, _height(task, way, group))
-    passes = 1 if walk == ONCE else 4
-    tiles = -(-task.tokens // group) * -(-rows // height)
-    makings = passes * -(-task.tokens // group) if way.by_block else min(passes, 3)
-    products = task.tokens * passes * way.multiply_adds
-    held = _fixed(task, way, height) + int(group * height * left)
-    return _counted(task, way, walk, group, height, False, held, makings, products, passes, tiles)
+class _Counting:
+    """Sizes of tiles for one way, and what they come to."""
 
+    def __init__(self, task: Task, scoring: Scoring) -> None:
+        self.task, self.scoring, self.each = task, scoring, scoring.cost
+        self.rows, self.cols = task.structure.rows, task.structure.cols
 
-def _grouped(task: Task, way: Way, *, keeps: bool) -> Schedule:
-    """Some vectors by all rows, their scores kept."""
-    rows, least = task.structure.rows, _height(task, way, _ENOUGH)
-    each = rows * _left(way, rows, 1) if keeps else rows
-    scratch = _left(way, rows, 1 if keeps else 2) - 1
-    # Larger groups spare making rows again, and nothing else. Half of the vectors at most: all would be all scores.
-    most = max(1, -(-task.tokens // 2)) if way.by_block else min(_ENOUGH, max(1, -(-task.tokens // 2)))
-    group = min(most, _group(task, way, least, each + scratch * least))
-    height = _height(task, way, group)
-    count = -(-task.tokens // group)
-    makings = (count + 1) + 2 * count if way.by_block else 3
-    products = task.tokens * (3 * way.multiply_adds + (0 if keeps else way.spared))
-    held = _fixed(task, way, height) + int(group * (each + scratch * height))
-    tiles = 2 * count * -(-rows // height)
-    return _counted(task, way, GROUPS, group, height, keeps, held, makings, products, 3, tiles)
+    def tiled(self, passes: str) -> Tiling:
+        """All vectors by some rows, if they are not too many for that."""
+        task, least = self.task, self._height(self.task.tokens)
+        left = self._left(2)
+        group = self._group(least, left * least)
+        height = max(least, self._height(group))
+        times = 1 if passes == ONCE else 4
+        groups = -(-task.tokens // group)
+        products = task.tokens * times * self.each.multiply_adds
+        held = self._fixed(height) + int(group * height * left)
+        tiles = groups * -(-self.rows // height)
+        made = self._made(times * groups, min(times, 3))
+        return self._tiling(passes, group, height, False, held, made, products, times, tiles)
 
+    def grouped(self, *, keeps: bool) -> Tiling:
+        """Some vectors by all rows, their scores kept."""
+        task, least = self.task, self._height(_ENOUGH)
+        each = self.rows * self._left(1) if keeps else self.rows
+        scratch = self._left(1 if keeps else 2) - 1
+        # Larger groups spare making rows again, and nothing else. Half of the vectors at most: all would be all scores.
+        half = max(1, -(-task.tokens // 2))
+        group = min(half if self.each.made else min(_ENOUGH, half), self._group(least, each + scratch * least))
+        height = self._height(group)
+        groups = -(-task.tokens // group)
+        products = task.tokens * (3 * self.each.multiply_adds + (0 if keeps else self.each.spared))
+        held = self._fixed(height) + int(group * (each + scratch * height))
+        tiles = 2 * groups * -(-self.rows // height)
+        made = self._made(3 * groups + 1, 3)
+        return self._tiling(GROUPS, group, height, keeps, held, made, products, 3, tiles)
 
-def _counted(
-    task: Task,
-    way: Way,
-    walk: str,
-    group: int,
-    height: int,
-    keeps: bool,
-    held: int,
-    makings: int,
-    products: int,
-    passes: int,
-    tiles: int,
-) -> Schedule:
-    made = makings * (way.making + _STORE * way.making_numbers)
-    narrow = 1 + _NARROW / max(group, _NARROW)
-    cost = made + narrow * products + task.tokens * passes * _COPY * way.kept + tiles * _CALLS
-    multiply_adds = makings * way.making + products
-    return Schedule(way, walk, task.tokens, task.structure.rows, group, height, keeps, held, multiply_adds, cost)
+    def _tiling(
+        self,
+        passes: str,
+        group: int,
+        height: int,
+        keeps: bool,
+        held: int,
+        made: tuple[int, int],
+        products: int,
+        times: int,
+        tiles: int,
+    ) -> Tiling:
+        narrow, kept = 1 + _NARROW / max(group, _NARROW), self.task.tokens * times * self.each.kept
+        cost = made[0] + _STORE * made[1] + narrow * products + _COPY * kept + _CALLS * tiles
+        return Tiling(self.scoring, passes, self.task.tokens, group, height, keeps, held, made[0] + products, cost)
 
+    def _made(self, blocks: int, cores: int) -> tuple[int, int]:
+        """Multiply-adds and numbers of rows made so often, and cores merged so often."""
+        each = self.each
+        return blocks * each.making + cores * each.merging, blocks * each.made + cores * each.merged
 
-def _left(way: Way, rows: int, copies: int) -> float:
-    """Numbers to hold for one score: itself, and what it leaves behind, so many times."""
-    return 1 + copies * way.kept / rows
+    def _left(self, copies: int) -> float:
+        """Numbers to hold for one score: itself, and what it leaves behind, so many times."""
+        return 1 + copies * self.each.kept / self.rows
 
+    def _height(self, group: int) -> int:
+        """Rows of a block: a tile that caches hold, or a block of rows worth making."""
+        task, group, step = self.task, max(1, group), self.each.step
+        largest = int(task.largest / self._left(1))
+        if self.each.made:
+            most = max(_FEWEST, min(_ROWS, task.numbers // 8, task.largest) // self.cols)
+            most = min(most, -(-self.rows // 4), max(_FEWEST, largest // group))
+        else:
+            cached = max(int(_TILE / self._left(1)) // group, 512)
+            most = min(cached, max(1, min(task.numbers, largest) // group))
+        return min(self.rows, max(step, most // step * step))
 
-def _height(task: Task, way: Way, group: int) -> int:
-    """Rows of a block: a tile that caches hold, or a block of rows worth making."""
-    structure, group = task.structure, max(1, group)
-    largest = int(task.largest / _left(way, structure.rows, 1))
-    if way.by_block:
-        most = max(_FEWEST, min(_ROWS, task.numbers // 8, task.largest) // structure.cols)
-        most = min(most, -(-structure.rows // 4), max(_FEWEST, largest // group))
-    else:
-        cached = max(int(_TILE / _left(way, structure.rows, 1)) // group, 512)
-        most = min(cached, max(1, min(task.numbers, largest) // group))
-    return min(structure.rows, max(way.step, most // way.step * way.step))
+    def _fixed(self, height: int) -> int:
+        """Numbers held whatever the group: a block of rows, its gradient and what they come from, or merged cores."""
+        return (3 if self.task.trains else 1) * (self.each.merged + (height * self.cols if self.each.made else 0))
 
-
-def _fixed(task: Task, way: Way, height: int) -> int:
-    """Numbers held whatever the group: a block of rows, its gradient and what they come from, or merged cores."""
-    copies = 3 if task.trains else 1
-    return copies * (height * task.structure.cols if way.by_block else way.making_numbers)
-
-
-def _group(task: Task, way: Way, height: int, each: float) -> int:
-    """Vectors at a time within the memory left: groups of nearly equal size, of whole registers of a processor."""
-    tile = int(task.largest / _left(way, task.structure.rows, 1)) // height
-    left = int((task.numbers - _fixed(task, way, height)) / max(1.0, each))
-    most = max(1, min(task.tokens, tile, left))
-    equal = -(-task.tokens // -(-task.tokens // most)) if task.tokens else 1
-    rounded = -(-equal // _ALIGNED) * _ALIGNED
-    return rounded if rounded <= most else most // _ALIGNED * _ALIGNED or equal
+    def _group(self, height: int, each: float) -> int:
+        """Vectors at a time within the memory left: groups of nearly equal size, of whole registers of a processor."""
+        tokens = self.task.tokens
+        tile = int(self.task.largest / self._left(1)) // height
+        left = int((self.task.numbers - self._fixed(height)) / max(1.0, each))
+        most = max(1, min(tokens, tile, left))
+        equal = -(-tokens // -(-tokens // most)) if tokens else 1
+        rounded = -(-equal // _ALIGNED) * _ALIGNED
+        return rounded if rounded <= most else most // _ALIGNED * _ALIGNED or equal
