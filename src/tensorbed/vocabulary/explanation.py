@@ -25,8 +25,8 @@ class ScoresExplanation:
         training: whether gradients follow.
         multiply_adds_dense: of the same product with a dense table, gradients counted where they follow.
         multiply_adds: as computed, making rows or merging cores included.
-        considered: of each way and passes that were weighed the counted cost, in multiply-adds of a large product with what
-            is written and read converted into them.
+        considered: the counted cost of each way and its passes, in multiply-adds of a large product with what is
+            written and read converted into them.
         path: the one taken.
         group, height: vectors and rows of a tile.
         bytes: held at once, about.
