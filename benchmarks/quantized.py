@@ -22,7 +22,7 @@ import tensorbed as tb
 from tensorbed.backends import native
 from tensorbed.structures import Format
 from tensorbed.structures.formats import Budget
-from tensorbed.vocabulary.schedule import choose
+from tensorbed.vocabulary.tiling import choose
 
 SIZES = {"MiniLM": (30_522, 384), "SmolLM2": (49_152, 576)}
 FORMATS: dict[str, Callable[[int], Format]] = {

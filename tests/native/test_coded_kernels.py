@@ -7,7 +7,7 @@ import tensorbed as tb
 from tensorbed.backends import native
 from tensorbed.structures.formats import Budget
 from tensorbed.testing import assert_near, largest_allocation
-from tensorbed.vocabulary.schedule import Task, choose
+from tensorbed.vocabulary.tiling import Task, choose
 
 if not native.available:
     pytest.skip(f"no compiled kernels: {native.reason}", allow_module_level=True)

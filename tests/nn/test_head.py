@@ -9,7 +9,7 @@ from torch import nn
 
 import tensorbed as tb
 from tensorbed.testing import assert_near
-from tensorbed.vocabulary.schedule import GROUPS, ONCE, TWICE, Task, choose, considered
+from tensorbed.vocabulary.tiling import GROUPS, ONCE, TWICE, Task, choose, considered
 
 SHAPE = ((4, 5, 6), (2, 3, 4))
 LEARNT = torch.ones(101, requires_grad=True)

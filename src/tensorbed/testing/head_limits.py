@@ -26,7 +26,7 @@ from tensorbed.testing.samples import (
     one_of_each,
     small,
 )
-from tensorbed.vocabulary.schedule import Task, choose, considered
+from tensorbed.vocabulary.tiling import Task, choose, considered
 
 
 class HeadLimits(Conformance):

@@ -25,7 +25,7 @@ from tensorbed.testing.samples import (
     on,
     one_of_each,
 )
-from tensorbed.vocabulary.schedule import GROUPS, Task, Tiling, considered
+from tensorbed.vocabulary.tiling import GROUPS, Task, Tiling, considered
 
 # Each a set of keyword arguments of the loss; weights of classes are drawn where it says so.
 TERMS: dict[str, dict[str, Any]] = {

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tensorbed.checks import require_bool, require_int
 from tensorbed.structures.explanation import aligned, fewer
-from tensorbed.vocabulary.schedule import Task, Tiling, choose, considered
+from tensorbed.vocabulary.checks import check_hidden
 from tensorbed.vocabulary.scorer import Vocabulary
-from tensorbed.vocabulary.targets import check_hidden
+from tensorbed.vocabulary.tiling import Task, Tiling, choose, considered
 
 
 @dataclass(frozen=True)

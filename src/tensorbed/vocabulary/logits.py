@@ -9,8 +9,8 @@ from torch import Tensor
 
 from tensorbed.dispatch import differentiable_once, full_precision
 from tensorbed.vocabulary.loss import in_dtypes
-from tensorbed.vocabulary.schedule import Task, choose
 from tensorbed.vocabulary.scorer import Scorer, Vocabulary
+from tensorbed.vocabulary.tiling import Task, choose
 
 
 def logits(vocabulary: Vocabulary, x: Tensor, memory_budget: int | None) -> Tensor:  # (n, cols) -> (n, rows)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tensorbed.dispatch import differentiable_once, full_precision
 from tensorbed.structures import Structure
-from tensorbed.vocabulary import walks
-from tensorbed.vocabulary.schedule import GROUPS, Task, choose
+from tensorbed.vocabulary import passes
 from tensorbed.vocabulary.scorer import Scorer, Vocabulary
 from tensorbed.vocabulary.softmax import Terms
+from tensorbed.vocabulary.tiling import GROUPS, Task, choose
 
 
 @dataclass(frozen=True)
@@ -108,10 +108,10 @@ def evaluate(asked: Asked) -> Made:
         divisors = terms.divisors(target, scorer.x.dtype, reduction)
         grads = None
         if scorer.tiling.passes == GROUPS:
-            found = walks.in_groups(scorer, target, terms, _scales(target, divisors, scorer.x))
+            found = passes.in_groups(scorer, target, terms, _scales(target, divisors, scorer.x))
             grads = scorer.gradients()
         else:
-            found = walks.forward(scorer, target, terms)
+            found = passes.forward(scorer, target, terms)
         loss = found.loss + found.z_loss
         if reduction != "none":
             loss = found.loss.sum() / divisors[0]
@@ -129,7 +129,7 @@ def differentiate(asked: Asked, lse: Tensor, grad: Tensor) -> list[Tensor | None
         divisors = terms.divisors(target, scorer.x.dtype, asked.options.reduction)
         grad = grad.to(scorer.x.dtype)
         plain, z = _scales(target, divisors, scorer.x)
-        walks.backward(scorer, target, terms, lse, (grad * plain, grad * z))
+        passes.backward(scorer, target, terms, lse, (grad * plain, grad * z))
         return scorer.gradients()
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from tensorbed.backends.scores.scoring import Block
 from tensorbed.dispatch import working_dtype
 from tensorbed.structures import Structure
-from tensorbed.vocabulary.schedule import Tiling
+from tensorbed.vocabulary.tiling import Tiling
 
 
 @dataclass(frozen=True)

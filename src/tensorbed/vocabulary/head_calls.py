@@ -13,11 +13,8 @@ from tensorbed.checks import require_int, require_number
 from tensorbed.dispatch import is_autocast, is_exporting, is_recorded, is_traced, is_transformed, working_dtype
 from tensorbed.functional import check_params
 from tensorbed.structures import Params, Structure
-from tensorbed.vocabulary import choices, logits, operators, reference
-from tensorbed.vocabulary.choices import TopK
-from tensorbed.vocabulary.loss import Asked, Options, cross_entropy
-from tensorbed.vocabulary.scorer import Vocabulary
-from tensorbed.vocabulary.targets import (
+from tensorbed.vocabulary import graph_operators, logits, reference, sampling
+from tensorbed.vocabulary.checks import (
     check_budget,
     check_class_weight,
     check_hidden,
@@ -30,6 +27,9 @@ from tensorbed.vocabulary.targets import (
     check_together,
     checked_targets,
 )
+from tensorbed.vocabulary.loss import Asked, Options, cross_entropy
+from tensorbed.vocabulary.sampling import TopK
+from tensorbed.vocabulary.scorer import Vocabulary
 
 IMPLS = ("auto", "reference")
 
@@ -139,8 +139,8 @@ def check_impl(impl: str) -> None:
 def _by_any_means(asked: Asked, impl: str) -> Tensor:
     """The loss by the operators in a graph, by plain PyTorch where those cannot go, and else tile by tile."""
     plain = _is_plain_only(asked.x)
-    if is_traced(asked.x) and not plain and impl == "auto" and operators.can_trace(asked.structure):
-        return operators.traced_cross_entropy(asked)
+    if is_traced(asked.x) and not plain and impl == "auto" and graph_operators.can_trace(asked.structure):
+        return graph_operators.traced_cross_entropy(asked)
     if is_traced(asked.x) and not plain:
         checked = checked_targets(asked.target, asked.structure.rows, asked.options.ignore_index)
         return reference.cross_entropy(replace(asked, target=checked))
@@ -173,8 +173,8 @@ def logits_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, impl
     x = h.reshape(-1, structure.cols)
     if not is_traced(h):
         made = logits.logits(vocabulary, x, memory_budget)
-    elif operators.can_trace(structure):
-        made = operators.traced_logits(vocabulary, x, memory_budget)
+    elif graph_operators.can_trace(structure):
+        made = graph_operators.traced_logits(vocabulary, x, memory_budget)
     else:
         return reference.logits(vocabulary, h)
     return made.reshape(*h.shape[:-1], structure.rows)
@@ -187,9 +187,9 @@ def topk_of(vocabulary: Vocabulary, h: Tensor, k: int, memory_budget: int | None
     if not 1 <= require_int(k, "k") <= structure.rows:
         raise ValueError(f"k={k}: there are {structure.rows} classes to choose from (1 to {structure.rows}).")
     x = h.reshape(-1, structure.cols)
-    if _is_plain_only(h) or (is_traced(h) and not operators.can_trace(structure)):
+    if _is_plain_only(h) or (is_traced(h) and not graph_operators.can_trace(structure)):
         return TopK(*torch.topk(reference.logits(vocabulary, h).detach(), k))
-    found = (operators.traced_topk if is_traced(h) else choices.topk)(vocabulary, x, k, memory_budget)
+    found = (graph_operators.traced_topk if is_traced(h) else sampling.topk)(vocabulary, x, k, memory_budget)
     return TopK(*(t.reshape(*h.shape[:-1], k) for t in found))
 
 
@@ -205,6 +205,6 @@ def sample_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, **op
     if is_traced(h) or _is_plain_only(h):
         softcap = options.pop("softcap")
         scores = reference.scores(vocabulary.detached(), h.detach())
-        return choices.drawn(scores if softcap is None else softcap * torch.tanh(scores / softcap), **options)
-    found = choices.sample(vocabulary, h.reshape(-1, structure.cols), memory_budget=memory_budget, **options)
+        return sampling.drawn(scores if softcap is None else softcap * torch.tanh(scores / softcap), **options)
+    found = sampling.sample(vocabulary, h.reshape(-1, structure.cols), memory_budget=memory_budget, **options)
     return found.reshape(h.shape[:-1])
