@@ -157,7 +157,9 @@ class _Loss(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.at_once:
-            made = [None if one is None else one * grad for one in ctx.saved_tensors]
+            # In place, unless backward may be asked for again: gradients of a dense table are as large as the table.
+            again = torch._C._autograd._get_current_graph_task_keep_graph()
+            made = [g if g is None else g * grad if again else g.mul_(grad) for g in ctx.saved_tensors]
         else:
             lse, target, class_weight, padding_row, x, bias, *tensors = ctx.saved_tensors
             vocabulary = Vocabulary(ctx.structure, tuple(tensors), bias, ctx.padding_idx, padding_row)

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tensorbed.backends import native
 from tensorbed.backends.native import coded
-from tensorbed.backends.scores.scoring import Block, Cost, Scores, Scoring, Vectors
-
-if TYPE_CHECKING:
-    from tensorbed.structures import Structure
+from tensorbed.backends.scores.scoring import Block, Cost, Scorable, Scores, Scoring, Vectors
 
 _ROWS = 2**20  # numbers of rows made at once where there are no kernels for them
 _MAKE = 3  # multiply-adds that making a number from its code is worth, where it stays in a cache
 
 
-def scorings(structure: Structure) -> list[Scoring]:
+def scorings(structure: Scorable) -> list[Scoring]:
     """The way by codes, where there are kernels. It has no gradients."""
     if not native.available:
         return []

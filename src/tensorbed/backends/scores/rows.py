@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tensorbed.backends.scores.scoring import Block, Scores, Vectors
+from tensorbed.backends.scores.scoring import Block, Params, Scorable, Scores, Vectors
 from tensorbed.dispatch import recording
-
-if TYPE_CHECKING:
-    from tensorbed.structures import Structure
 
 _BLOCK = 2**22  # numbers of the table made at once
 
@@ -70,7 +66,7 @@ class _RowBlock(Block):
 
 
 def scores_of_rows(
-    structure: Structure, p: Mapping[str, Tensor], x: Tensor, start: int, stop: int, impl: str
+    structure: Scorable, p: Params, x: Tensor, start: int, stop: int, impl: str
 ) -> Tensor:  # (*, cols) -> (*, stop - start)
     """``x @ table[start:stop].T`` in plain differentiable PyTorch, a block of rows at a time."""
     height = max(1, _BLOCK // structure.cols)

@@ -7,17 +7,32 @@ reduction over the slow axis, which every processor does many columns at a time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from tensorbed.dispatch import recording
 
-if TYPE_CHECKING:
-    from tensorbed.structures import Structure
+Params = Mapping[str, Tensor]
+
+
+class Scorable(Protocol):
+    """What is asked of a structure here; it says there what each is."""
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def cols(self) -> int: ...
+    @property
+    def takes_half(self) -> bool: ...
+    @property
+    def row_tensor(self) -> str | None: ...
+    def named(self, tensors: Sequence[Tensor]) -> dict[str, Tensor]: ...
+    def turned(self, p: Params, x: Tensor) -> Tensor: ...
+    def block(self, p: Params, start: int, stop: int, impl: str) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -76,9 +91,7 @@ class Scores(ABC):
     any_layout = False
     step = 1
 
-    def __init__(
-        self, structure: Structure, tensors: Sequence[Tensor], dtype: torch.dtype, keeps: bool = False
-    ) -> None:
+    def __init__(self, structure: Scorable, tensors: Sequence[Tensor], dtype: torch.dtype, keeps: bool = False) -> None:
         self.structure, self.dtype, self.keeps = structure, dtype, keeps
         leaves = [_leaf(t, t.dtype if structure.takes_half else dtype) for t in tensors]
         self.tensors = structure.named(leaves)

@@ -14,17 +14,14 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import combinations, pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tensorbed.backends.chain import Chain
-from tensorbed.backends.scores.scoring import Block, Cost, Scores, Scoring, Vectors
+from tensorbed.backends.scores.scoring import Block, Cost, Scorable, Scores, Scoring, Vectors
 from tensorbed.dispatch import recording
-
-if TYPE_CHECKING:
-    from tensorbed.structures import Structure
 
 _FEW = 16  # columns up to which products are better with the roles of their factors exchanged
 
@@ -44,7 +41,7 @@ class Route:
         return f"cores {', '.join(reversed(names) if self.reverse else names)}"
 
 
-def scorings(structure: Structure, chain: Chain) -> list[Scoring]:
+def scorings(structure: Scorable, chain: Chain) -> list[Scoring]:
     """Every route through the cores, which are the structure's tensors."""
     return [Scoring(route.name, cost, partial(ThroughCores, chain, route, structure)) for route, cost in _costs(chain)]
 
