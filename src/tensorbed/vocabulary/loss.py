@@ -157,14 +157,21 @@ class _Loss(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.at_once:
-            # In place, unless backward may be asked for again: gradients of a dense table are as large as the table.
-            again = torch._C._autograd._get_current_graph_task_keep_graph()
-            made = [g if g is None else g * grad if again else g.mul_(grad) for g in ctx.saved_tensors]
+            made = _scaled(ctx.saved_tensors, grad)
         else:
             lse, target, class_weight, padding_row, x, bias, *tensors = ctx.saved_tensors
             vocabulary = Vocabulary(ctx.structure, tuple(tensors), bias, ctx.padding_idx, padding_row)
             made = differentiate(Asked(vocabulary, x, target, class_weight, ctx.options), lse, grad)
         return None, *in_dtypes(made, ctx.dtypes)
+
+
+def _scaled(grads: Sequence[Tensor | None], by: Tensor) -> list[Tensor | None]:
+    """Times a number; in place, unless backward may be asked for again: those of a dense table are as large as it."""
+    if torch._C._autograd._get_current_graph_task_keep_graph():
+        return [None if grad is None else grad * by for grad in grads]
+    if by.is_cpu and float(by) == 1:
+        return list(grads)
+    return [None if grad is None else grad.mul_(by) for grad in grads]
 
 
 def in_dtypes(grads: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None]) -> list[Tensor | None]:
