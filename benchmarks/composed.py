@@ -56,25 +56,24 @@ def dense_head(rows: int, cols: int) -> dict[str, tuple[Call, list[Call]]]:
     torch.manual_seed(0)
     linear = torch.nn.Linear(cols, rows, bias=False)
     head = tb.Head.from_pretrained(linear.weight.detach(), tb.Dense(), freeze=False)
-    calls: dict[str, tuple[Call, list[Call]]] = {}
-    for n in VECTORS:
-        x, target = torch.randn(n, cols), torch.randint(0, rows, (n,))
-        calls |= {
-            f"logits of {n}": (_off(lambda x=x: head(x)), [_off(lambda x=x: linear(x))]),
-            f"top {BEST} of {n}": (
-                _off(lambda x=x: head.topk(x, BEST)),
-                [_off(lambda x=x: linear(x).topk(BEST))],
-            ),
-            f"loss of {n}": (
-                _off(lambda x=x, y=target: head.loss(x, y)),
-                [_off(lambda x=x, y=target: F.cross_entropy(linear(x), y))],
-            ),
-            f"loss of {n} and backward": (
-                _stepped(head, x, lambda x, y=target: head.loss(x, y)),
-                [_stepped(linear, x, lambda x, y=target: F.cross_entropy(linear(x), y))],
-            ),
-        }
-    return calls
+    return {name: pair for n in VECTORS for name, pair in _of_vectors(n, head, linear).items()}
+
+
+def _of_vectors(n: int, head: tb.Head, linear: torch.nn.Linear) -> dict[str, tuple[Call, list[Call]]]:
+    x, target = torch.randn(n, head.in_features), torch.randint(0, head.num_classes, (n,))
+
+    def loss(x: Tensor) -> Tensor:
+        return head.loss(x, target)
+
+    def plain_loss(x: Tensor) -> Tensor:
+        return F.cross_entropy(linear(x), target)
+
+    return {
+        f"logits of {n}": (_off(lambda: head(x)), [_off(lambda: linear(x))]),
+        f"top {BEST} of {n}": (_off(lambda: head.topk(x, BEST)), [_off(lambda: linear(x).topk(BEST))]),
+        f"loss of {n}": (_off(lambda: loss(x)), [_off(lambda: plain_loss(x))]),
+        f"loss of {n} and backward": (_stepped(head, x, loss), [_stepped(linear, x, plain_loss)]),
+    }
 
 
 def _off(call: Call) -> Call:
@@ -95,7 +94,7 @@ def _stepped(layer: torch.nn.Module, x: Tensor, loss: Callable[[Tensor], Tensor]
 
 def lines(calls: dict[str, tuple[Call, list[Call]]], rounds: int) -> list[tuple[str, ...]]:
     """For each call its milliseconds, those of its parts, and the ratio to their sum."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for name, (whole, parts) in calls.items():
         own, *others = in_turns([whole, *parts], rounds)
         found.append((name, f"{own:.2f}", " + ".join(f"{ms:.2f}" for ms in others), f"{own / sum(others):.2f}"))

@@ -78,7 +78,8 @@ def calls_of(embedding: tb.Embedding, head: tb.Head) -> dict[str, Callable[[], A
 def fastest(call: Callable[[], Any]) -> float:
     """Milliseconds of the fastest of some calls, one after the other, the first not counted."""
     call()  # chooses its way
-    end, seconds = time.perf_counter() + _BURST, []
+    end = time.perf_counter() + _BURST
+    seconds: list[float] = []
     while not seconds or time.perf_counter() < end:
         start = time.perf_counter()
         call()

@@ -47,6 +47,11 @@ class HotRowsMatrix(Structure):
                 f"{self.hot.rows} x {self.hot.cols} hot rows and {self.rest.rows} x {self.rest.cols} others are no "
                 f"table of {self.rows} x {self.cols}."
             )
+        # Worked out once: a lookup has no time for it.
+        places = TensorSpec("places", (self.hot.rows,), torch.int64, trainable=False)
+        hot = [replace(spec, name=f"hot_{spec.name}") for spec in self.hot.tensors()]
+        rest = [replace(spec, name=f"rest_{spec.name}") for spec in self.rest.tensors()]
+        object.__setattr__(self, "_specs", (places, *hot, *rest))
 
     def check_values(self, p: Params) -> None:
         places = p["places"]
@@ -60,10 +65,8 @@ class HotRowsMatrix(Structure):
         rest: ClassVar[Structure]
 
     def tensors(self) -> tuple[TensorSpec, ...]:
-        places = TensorSpec("places", (self.hot.rows,), torch.int64, trainable=False)
-        named = [(f"hot_{spec.name}", spec) for spec in self.hot.tensors()]
-        named += [(f"rest_{spec.name}", spec) for spec in self.rest.tensors()]
-        return places, *(TensorSpec(name, spec.shape, spec.dtype, spec.trainable) for name, spec in named)
+        specs: tuple[TensorSpec, ...] = self._specs  # type: ignore[attr-defined]
+        return specs
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         is_hot, in_hot, in_rest = self._places(p, index)

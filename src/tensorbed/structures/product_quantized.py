@@ -140,7 +140,7 @@ class ProductQuantizedMatrix(Structure):
         rows = coded.rows(lambda: self.as_codes(p), index, impl)
         return self._entries(p, p["codes"][start:stop]) if rows is None else rows
 
-    def coded(self, p: Params, start: int, stop: int) -> coded.Product:
+    def coded_block(self, p: Params, start: int, stop: int) -> coded.Product:
         """The same for the compiled kernels."""
         return self.as_codes(p).part(start, stop)
 

@@ -95,7 +95,7 @@ class QuantizedRowsMatrix(Structure):
     def scorings(self) -> list[Scoring]:
         return [*super().scorings(), *code_scores.scorings(self)]
 
-    def coded(self, p: Params, start: int, stop: int) -> coded.Quantized:
+    def coded_block(self, p: Params, start: int, stop: int) -> coded.Quantized:
         """A block of rows for the compiled kernels."""
         return self.as_codes(p).part(start, stop)
 

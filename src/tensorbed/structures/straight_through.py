@@ -109,7 +109,7 @@ class StraightThroughMatrix(Structure):
         rows = p["table"][start:stop]
         return self._read(rows, working_dtype(rows))
 
-    def coded(self, p: Params, start: int, stop: int) -> Quantized:
+    def coded_block(self, p: Params, start: int, stop: int) -> Quantized:
         """A block of rows for the compiled kernels."""
         rows = p["table"][start:stop]
         packed = self._packed(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 from torch import Tensor
 
@@ -57,7 +58,7 @@ def in_groups(scorer: Scorer, target: Tensor, terms: Terms, scales: tuple[Tensor
     outcome = _empty(scorer)
     buffers = {start: scorer.x.new_empty((stop - start) * scorer.tiling.group) for start, stop in scorer.blocks}
     before: tuple[Group, Gradient] | None = None
-    for group in [*scorer.groups(), None]:
+    for group in chain(scorer.groups(), [None]):
         sums = None if group is None else _sums(scorer, group, target, terms)
         for start, stop, block in scorer.each_block():
             if before is not None:

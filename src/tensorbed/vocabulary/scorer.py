@@ -79,7 +79,8 @@ class Scorer:
         self._positions: Tensor | None = None
         bias, padding = vocabulary.bias, vocabulary.padding_row
         self.bias = None if bias is None else self.in_order(bias.detach().to(dtype))
-        self._bias_grad = torch.zeros_like(self.bias) if bias is not None and bias.requires_grad else None  # type: ignore[arg-type]
+        learns = bias is not None and bias.requires_grad
+        self._bias_grad = torch.zeros_like(self.bias) if learns and self.bias is not None else None
         self.padding: Tensor | None = None
         self.padding_at = -1
         if padding is not None and vocabulary.padding_idx is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,13 +22,13 @@ def scorings(structure: Scorable) -> list[Scoring]:
         return []
     numbers = structure.rows * structure.cols
     cost = Cost(multiply_adds=numbers, making=_MAKE * numbers)
-    return [Scoring("codes", cost, lambda *given: CodedScores(structure, *given), trains=False)]
+    return [Scoring("codes", cost, partial(CodedScores, structure), trains=False)]
 
 
 class CodedScores(Scores):
-    """``structure.coded`` times ``structure.turned``; without gradients."""
+    """``structure.coded_block`` times ``structure.turned``; without gradients."""
 
-    structure: Any  # one with ``coded``
+    structure: Any  # one with ``coded_block``
 
     def turned(self, x: Tensor) -> Tensor:  # (n, cols) -> (cols, n)
         return super().turned(x).contiguous()
@@ -42,7 +43,7 @@ class _CodedBlock(Block):
 
     def scores(self, vectors: Vectors, out: Tensor) -> None:
         structure, tensors = self.owner.structure, self.owner.tensors
-        if coded.scores(structure.coded(tensors, *self.at), vectors.data, out):
+        if coded.scores(structure.coded_block(tensors, *self.at), vectors.data, out):
             return
         # Some rows at a time: this block is as high as one of which none is made.
         start, stop = self.at

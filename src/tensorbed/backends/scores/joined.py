@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from tensorbed.backends.scores.scoring import Block, Scores
@@ -32,7 +33,8 @@ class JoinedScores(Scores):
 
     def finish(self, vectors: list[object]) -> Tensor | None:
         grads = [table.finish(own) for table, own in zip(self.tables, vectors, strict=True)]
-        return None if grads[0] is None else sum(grads[1:], grads[0])  # type: ignore[arg-type]
+        asked_for = [grad for grad in grads if grad is not None]
+        return torch.stack(asked_for).sum(0) if asked_for else None
 
     def blocks(self, height: int) -> list[tuple[int, int]]:
         pairs = zip(self.firsts, self.tables, strict=True)

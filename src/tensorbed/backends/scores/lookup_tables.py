@@ -16,7 +16,7 @@ from tensorbed.dispatch import recording
 class LookupTables(Scores):
     """Vectors become tables ``(parts * words, n)`` of what every entry of every codebook scores."""
 
-    structure: Any  # one with ``coded``
+    structure: Any  # one with ``coded_block``
 
     def turned(self, x: Tensor) -> Tensor:  # (n, cols) -> (parts * words, n)
         books = self.tensors["codebooks"]
@@ -40,7 +40,7 @@ class _Entries(Block):
         return codes.long() + torch.arange(parts, device=codes.device) * words
 
     def scores(self, vectors: Vectors, out: Tensor) -> None:
-        block = self.owner.structure.coded(self.owner.tensors, *self.at)
+        block = self.owner.structure.coded_block(self.owner.tensors, *self.at)
         if not coded.sums(block, vectors.data, out):
             out.copy_(F.embedding_bag(self._places, vectors.data, mode="sum"))
 
