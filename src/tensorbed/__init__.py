@@ -30,7 +30,7 @@ from tensorbed.structures.quantized_rows import QuantizedRows
 from tensorbed.structures.straight_through import StraightThrough
 from tensorbed.structures.tensor_ring import TensorRing
 from tensorbed.structures.tensor_train import TensorTrain
-from tensorbed.vocabulary.calls import linear_cross_entropy
+from tensorbed.vocabulary.head_calls import linear_cross_entropy
 
 __all__ = [
     "Dense",

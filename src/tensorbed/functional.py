@@ -7,11 +7,10 @@ from torch import Tensor
 
 from tensorbed.backends import native
 from tensorbed.backends.native.chains import Table, compute, takes
+from tensorbed.backends.scores.rows import scores_of_rows
 from tensorbed.checks import require_integer_indices
 from tensorbed.dispatch import checked_indices, full_precision, is_exporting, is_plain, is_recorded, working_dtype
 from tensorbed.structures import Explanation, Params, Structure
-
-_BLOCK = 2**22  # numbers of the table made at once
 
 
 def lookup(structure: Structure, params: Params, index: Tensor, *, impl: str = "auto") -> Tensor:
@@ -87,10 +86,15 @@ def explain(structure: Structure, index: Tensor, *, impl: str = "auto") -> Expla
     return structure.explain(checked_indices(index, structure.rows), impl)
 
 
-def project(structure: Structure, params: Params, x: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+def project(
+    structure: Structure, params: Params, x: Tensor, start: int = 0, stop: int | None = None, *, impl: str = "auto"
+) -> Tensor:
     """``x @ table[start:stop].T``, a block of rows at a time: logits over a part of the vocabulary, or all of it.
 
     Half precision is computed in single and rounded once.
+
+    Args:
+        impl: ``"auto"``, or ``"reference"``, which is twice differentiable.
 
     Shape:
         - x: ``(*, cols)``
@@ -107,12 +111,10 @@ def project(structure: Structure, params: Params, x: Tensor, start: int = 0, sto
     if x.dim() == 0 or x.shape[-1] != structure.cols:
         raise ValueError(f"x has shape {tuple(x.shape)}; its last size must be the table's {structure.cols} columns.")
     check_params(structure, params)
-    height = max(1, _BLOCK // structure.cols)
-    wide, dtype = x.to(working_dtype(x, *params.values())), x.dtype
-    params = structure.widened(params, wide)
-    ends = [(a, min(a + height, stop)) for a in range(start, stop, height)] or [(start, stop)]
-    blocks = [structure.project(params, wide, *block).to(dtype) for block in ends]
-    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)
+    if impl not in ("auto", "reference"):
+        raise ValueError(f'impl={impl!r}: choose one of "auto", "reference".')
+    wide = x.to(working_dtype(x, *params.values()))
+    return scores_of_rows(structure, structure.widened(params, wide), wide, start, stop, impl).to(x.dtype)
 
 
 def check_params(structure: Structure, params: Params) -> None:

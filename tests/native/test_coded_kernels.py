@@ -7,7 +7,7 @@ import tensorbed as tb
 from tensorbed.backends import native
 from tensorbed.structures.formats import Budget
 from tensorbed.testing import assert_near, largest_allocation
-from tensorbed.vocabulary.schedule import Task, choose
+from tensorbed.vocabulary.tiling import Task, choose
 
 if not native.available:
     pytest.skip(f"no compiled kernels: {native.reason}", allow_module_level=True)
@@ -75,11 +75,11 @@ def test_rows_are_those_of_plain_pytorch(isa, dtype, name):
 
 def scores(structure, p, start, stop, x, way):
     """By one way, into cells that have others around them."""
-    (found,) = [one for one in structure.ways() if one.name == way]
+    (found,) = [scoring for scoring in structure.scorings() if scoring.name == way]
     tensors = [p[spec.name] for spec in structure.tensors()]
-    projection = found.open(tensors, x.dtype)
+    opened = found.open(tensors, x.dtype, False)
     cells = torch.full((stop - start + 2, x.shape[0]), GUARD, dtype=x.dtype)
-    projection.part(start, stop).scores(projection.vectors(x, grad=False), cells[1:-1], [])
+    opened.block(start, stop).scores(opened.vectors(x, grad=False), cells[1:-1])
     assert torch.equal(cells[[0, -1]], torch.full_like(cells[[0, -1]], GUARD))
     return cells[1:-1]
 
@@ -155,7 +155,7 @@ def test_without_kernels_there_is_no_such_way(monkeypatch):
     structure, _ = drawn("4 bits")
     choose.cache_clear()
     monkeypatch.setattr(native, "available", False)
-    assert choose(Task(structure, 1, 2**24, whole=True)).way.name == "rows"
+    assert choose(Task(structure, 1, 2**24, whole=True)).scoring.name == "rows"
     choose.cache_clear()
 
 
@@ -228,13 +228,13 @@ def test_freed_memory_is_not_read(name):
 def test_scores_without_kernels_make_some_rows_at_a_time(name, monkeypatch):
     structure, p = drawn(name)
     x = torch.randn(3, structure.cols)
-    (way,) = [one for one in structure.ways() if one.name == "codes"]
+    (way,) = [scoring for scoring in structure.scorings() if scoring.name == "codes"]
     monkeypatch.setattr(native, "available", False)
-    monkeypatch.setattr("tensorbed.backends.native.coded._ROWS", 100 * structure.cols)
+    monkeypatch.setattr("tensorbed.backends.scores.codes._ROWS", 100 * structure.cols)
     out = torch.empty(structure.rows, 3)
     with largest_allocation() as most:
-        projection = way.open([p[spec.name] for spec in structure.tensors()], torch.float32)
-        projection.part(0, structure.rows).scores(projection.vectors(x, grad=False), out, [])
+        opened = way.open([p[spec.name] for spec in structure.tensors()], torch.float32, False)
+        opened.block(0, structure.rows).scores(opened.vectors(x, grad=False), out)
     assert most() <= max(200 * structure.cols, *(t.numel() for t in p.values()))
     assert_near(out, structure.full(p) @ x.T)
 

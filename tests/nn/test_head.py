@@ -9,7 +9,7 @@ from torch import nn
 
 import tensorbed as tb
 from tensorbed.testing import assert_near
-from tensorbed.vocabulary.schedule import GROUPS, ONCE, TWICE, Task, choose, considered
+from tensorbed.vocabulary.tiling import GROUPS, ONCE, TWICE, Task, choose, considered
 
 SHAPE = ((4, 5, 6), (2, 3, 4))
 LEARNT = torch.ones(101, requires_grad=True)
@@ -374,12 +374,12 @@ def task(structure, tokens, budget=None, **asked):
     return Task.of(structure, tokens, 4, budget, **asked)
 
 
-def test_walks_follow_what_is_asked_and_the_memory():
+def test_passes_follow_what_is_asked_and_the_memory():
     structure = tb.TTHead(512, 267735, 96, shape=((60, 60, 75), (8, 8, 8)), device="meta").structure
-    assert choose(task(structure, 2048, trains=True, at_once=True)).walk == GROUPS
-    assert choose(task(structure, 2048, trains=True)).walk == TWICE
-    assert choose(task(structure, 2048)).walk == ONCE
-    assert choose(task(structure, 2048, 2**24, trains=True, at_once=True)).walk == TWICE
+    assert choose(task(structure, 2048, trains=True, at_once=True)).passes == GROUPS
+    assert choose(task(structure, 2048, trains=True)).passes == TWICE
+    assert choose(task(structure, 2048)).passes == ONCE
+    assert choose(task(structure, 2048, 2**24, trains=True, at_once=True)).passes == TWICE
 
 
 HEADS = {
@@ -410,7 +410,7 @@ def test_what_is_chosen_fits_into_the_memory_if_anything_does(kind, tokens):
                 assert taken.cost == min(fitting)
             assert len(all_of_them) < 1000
             # Neither tiles of nothing nor blocks of one row, as long as there is memory.
-            assert budget is not None or len(taken.groups()) * len(taken.blocks()) < 100_000
+            assert budget is not None or len(taken.groups()) * (structure.rows // taken.height) < 100_000
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 100, 2048])
@@ -418,42 +418,12 @@ def test_what_is_chosen_fits_into_the_memory_if_anything_does(kind, tokens):
 def test_tiles_cover_every_vector_and_row_once(tokens, budget):
     structure = tb.TTHead(24, 101, 3, shape=SHAPE).structure
     for asked in ({"trains": True, "at_once": True}, {"trains": True}, {}, {"whole": True}):
-        schedule = choose(task(structure, tokens, budget, **asked))
-        groups, blocks = schedule.groups(), schedule.blocks()
+        tiling = choose(task(structure, tokens, budget, **asked))
+        tensors = [torch.empty(spec.shape) for spec in structure.tensors()]
+        groups, blocks = tiling.groups(), tiling.scoring.open(tensors, torch.float32, False).blocks(tiling.height)
         assert [i for at in groups for i in range(at.start, at.stop)] == list(range(tokens))
         assert [i for a, b in blocks for i in range(a, b)] == list(range(101))
-        assert max(at.stop - at.start for at in groups) <= schedule.group
-
-
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_dense_head_without_pytorchs_fused_loss(monkeypatch, reduction):
-    """Older PyTorch has none: the same in chunks of ours."""
-    head, h = tb.Head(24, 101, tb.Dense(), bias=True), torch.randn(9, 24, requires_grad=True)
-    target = torch.randint(0, 101, (9,))
-    expected = F.cross_entropy(F.linear(h, head.weight, head.bias), target, reduction=reduction)
-    monkeypatch.delattr(F, "linear_cross_entropy", raising=False)
-    made = head.loss(h, target, reduction=reduction)
-    assert_near(made, expected)
-    leaves = [h, *head.parameters()]
-    for one, other in zip(
-        torch.autograd.grad(made.sum(), leaves), torch.autograd.grad(expected.sum(), leaves), strict=True
-    ):
-        assert_near(one, other)
-
-
-@pytest.mark.skipif(not hasattr(F, "linear_cross_entropy"), reason="this PyTorch has no fused loss")
-def test_a_dense_head_uses_pytorchs_fused_loss_in_chunks(monkeypatch):
-    head, seen, real = tb.Head(24, 101, tb.Dense()), [], F.linear_cross_entropy
-
-    def watched(*args, **kwargs):
-        seen.append(kwargs["options"].batch_chunk_size)
-        return real(*args, **kwargs)
-
-    monkeypatch.setattr(F, "linear_cross_entropy", watched)
-    head.memory_budget = 4 * 101 * 7
-    head.loss(torch.randn(50, 24), torch.randint(0, 101, (50,)))
-    assert seen == [7]
-    assert head.explain(50, training=True).path == "torch.nn.functional.linear_cross_entropy"
+        assert max(at.stop - at.start for at in groups) <= tiling.group
 
 
 @pytest.mark.parametrize("mode", ["auto", "reference", "compiled"])

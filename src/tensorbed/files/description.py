@@ -20,8 +20,8 @@ from tensorbed.nn.table import StructuredTable
 from tensorbed.printable import shortened
 from tensorbed.structures import Structure
 from tensorbed.structures.registry import read, registered
-from tensorbed.vocabulary.calls import check_impl as check_head_impl
-from tensorbed.vocabulary.targets import check_budget
+from tensorbed.vocabulary.checks import check_budget
+from tensorbed.vocabulary.head_calls import check_impl as check_head_impl
 
 # The classes by name, the most special first, and what each has besides a structure and a dtype.
 _KINDS: dict[str, type[StructuredTable]] = {

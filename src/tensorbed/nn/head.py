@@ -15,12 +15,12 @@ from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.options import Deviation, TableOptions
 from tensorbed.nn.table import StructuredTable
 from tensorbed.structures import Format, Use
-from tensorbed.vocabulary.calls import check_impl, logits_of, loss_of, sample_of, topk_of
-from tensorbed.vocabulary.choices import TopK
+from tensorbed.vocabulary.checks import check_budget, check_per_class
 from tensorbed.vocabulary.explanation import ScoresExplanation, explain
+from tensorbed.vocabulary.head_calls import check_impl, logits_of, loss_of, sample_of, topk_of
 from tensorbed.vocabulary.loss import Options
+from tensorbed.vocabulary.sampling import TopK
 from tensorbed.vocabulary.scorer import Vocabulary
-from tensorbed.vocabulary.targets import check_budget, check_per_class
 
 
 class Head(StructuredTable):

@@ -6,7 +6,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import reduce, wraps
+from functools import partial, reduce, wraps
 from math import prod
 from typing import Any, ClassVar, Self
 
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor
 
 from tensorbed.backends.chain import Chain
-from tensorbed.backends.scores.projection import Way, rows_by_autograd
+from tensorbed.backends.scores.rows import RowScores
+from tensorbed.backends.scores.scoring import Cost, Scoring
 from tensorbed.checks import require_positive
-from tensorbed.dispatch import is_exporting, working_dtype
+from tensorbed.dispatch import working_dtype
 from tensorbed.structures.explanation import Explanation
 
 Params = Mapping[str, Tensor]
@@ -57,11 +58,11 @@ class Structure(ABC):
     kind: ClassVar[str]  # set by @register
     can_initialise: ClassVar[bool] = True
     can_differentiate: ClassVar[bool] = True
-    fused_loss: ClassVar[str | None] = None  # who computes :meth:`cross_entropy`
+    row_tensor: ClassVar[str | None] = None  # whose rows are those of :meth:`block`, or have at least their gradients
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
     kernels_share: ClassVar[bool] = True  # whether compiled kernels make a row once however often it is asked for
     straight_through: ClassVar[bool] = False  # whether gradients pass a rounding as if it were none
-    takes_half: ClassVar[bool] = False  # whether take, full and project are given half precision, and round it once
+    takes_half: ClassVar[bool] = False  # whether take, full and block are given half precision, and round it once
 
     rows: int
     cols: int
@@ -110,7 +111,7 @@ class Structure(ABC):
         """The table, differentiable."""
 
     def widened(self, p: Params, *others: Tensor) -> Params:
-        """What :meth:`take`, :meth:`full` and :meth:`project` compute with, of one dtype with ``others``.
+        """What :meth:`take`, :meth:`full` and :meth:`block` compute with, of one dtype with ``others``.
 
         Single precision in place of half: so what they make is rounded once, and gradients are added up in it too.
         """
@@ -181,45 +182,22 @@ class Structure(ABC):
         size, more = f"{self.rows:,} x {self.cols:,}", self.describe()
         return size if more == self.kind else f"{size}, {more}"
 
-    def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
-        """``x @ table[start:stop].T`` for a block of rows, of which only the block is ever made; in ``x``'s dtype."""
-        index = torch.arange(start, stop, device=x.device)
-        rows = self.take(p, index) if is_exporting() else self.lookup(p, index, "auto")
-        return x @ rows.T
+    def scorings(self) -> list[Scoring]:
+        """How scores of all rows, ``x @ table.T``, can be computed; the loss and the head choose by cost."""
+        return [self.by_rows(self.rows * (self.row_multiply_adds or self.cols))]
 
-    def ways(self) -> list[Way]:
-        """How scores of all rows, ``x @ table.T``, can be computed, for the loss and the head to choose from."""
-        return [self.way_by_rows(self.rows * (self.row_multiply_adds or self.cols))]
-
-    def way_by_rows(self, making: int) -> Way:
+    def by_rows(self, making: int) -> Scoring:
         """Rows made block by block; ``making`` is how many multiply-adds that takes for all of them."""
+        numbers = self.rows * self.cols
+        return Scoring("rows", Cost(multiply_adds=numbers, making=making, made=numbers), partial(RowScores, self))
 
-        def rows(leaves: Sequence[Tensor], start: int, stop: int) -> Tensor:
-            index = torch.arange(start, stop, device=leaves[0].device)
-            return self.lookup(self.named(leaves), index, "auto")
+    def turned(self, p: Params, x: Tensor) -> Tensor:  # (n, cols) -> (n, k)
+        """Vectors as :meth:`block` meets them, differentiable: of a table ``A @ B``, ``x @ B.T`` once for all rows."""
+        return x
 
-        return Way(
-            name="rows",
-            multiply_adds=self.rows * self.cols,
-            making=making,
-            making_numbers=self.rows * self.cols,
-            by_block=True,
-            kept=0,
-            spared=0,
-            step=1,
-            open=lambda tensors, dtype: rows_by_autograd(tensors, dtype, rows),
-        )
-
-    def cross_entropy(self, p: Params, x: Tensor, target: Tensor, chunk: int, **options: Any) -> Tensor | None:
-        """The mean, sum or list of losses where somebody else computes it as well without logits; ``None`` elsewhere.
-
-        At most ``chunk`` vectors at a time; the options are those of ``torch.nn.functional.linear_cross_entropy``.
-
-        Shape:
-            - x: ``(n, cols)``
-            - target: ``(n,)``, checked
-        """
-        return None
+    def block(self, p: Params, start: int, stop: int, impl: str) -> Tensor:  # -> (stop - start, k)
+        """Rows of the table, or of that ``A``, differentiable: ``turned @ block.T`` are their scores."""
+        return self.lookup(p, torch.arange(start, stop, device=next(iter(p.values())).device), impl)
 
     def check_values(self, p: Params) -> None:  # noqa: B027
         """``ValueError`` for tensors of the right shapes and dtypes that no table of this structure has."""

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from tensorbed.backends.chain import Chain, full, sum_of_squares, take
 from tensorbed.backends.chain_rows import IMPLS, chain_rows
-from tensorbed.backends.scores import through_cores as through
-from tensorbed.backends.scores.projection import Way
+from tensorbed.backends.scores import through_cores
+from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.backends.torch.prefixes import find_prefixes
 from tensorbed.checks import require_positive
 from tensorbed.decompose.powers import frobenius
@@ -93,9 +93,9 @@ class ChainMatrix(Structure):
             return replace(told, prefixes=counts)
         return replace(told, prefixes=counts, multiply_adds=self.chain.multiply_adds(counts))
 
-    def ways(self) -> list[Way]:
+    def scorings(self) -> list[Scoring]:
         every_prefix = list(accumulate(self.row_factors, mul))
-        return [self.way_by_rows(self.chain.multiply_adds(every_prefix)), *through.ways(self.chain)]
+        return [self.by_rows(self.chain.multiply_adds(every_prefix)), *through_cores.scorings(self, self.chain)]
 
     def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
         """The first core has slices for more rows or for fewer; a new slice is the mean of the others.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from tensorbed.backends.scores.projection import Way, rows_of_table
+from tensorbed.backends.scores.scoring import Cost, Scoring
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format
 from tensorbed.structures.registry import register
@@ -25,7 +24,7 @@ class DenseMatrix(Structure):
     """
 
     takes_half = True  # to compute in single precision would take another table
-    fused_loss = "torch.nn.functional.linear_cross_entropy"
+    row_tensor = "table"
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         return (TensorSpec("table", (self.rows, self.cols)),)
@@ -43,26 +42,11 @@ class DenseMatrix(Structure):
     def row_multiply_adds(self) -> int:
         return 0
 
-    @property
-    def impls(self) -> tuple[str, ...]:
-        return ("auto", "reference")
+    def scorings(self) -> list[Scoring]:
+        return [replace(self.by_rows(0), cost=Cost(multiply_adds=self.rows * self.cols))]
 
-    def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
-        # One product, which is rounded once in the table's own dtype too.
-        block = p["table"][start:stop]
-        return (x.to(block.dtype) @ block.T).to(x.dtype)
-
-    def ways(self) -> list[Way]:
-        way = replace(self.way_by_rows(0), making_numbers=0, by_block=False)
-        return [replace(way, open=lambda tensors, dtype: rows_of_table(tensors[0], dtype))]
-
-    def cross_entropy(self, p: Params, x: Tensor, target: Tensor, chunk: int, **options: Any) -> Tensor | None:
-        """PyTorch's own fused loss, ``chunk`` vectors at a time: as it comes it is many times slower on a CPU."""
-        if not hasattr(F, "linear_cross_entropy"):
-            return None
-        # A graph may be kept, as with any other loss; without being told PyTorch uses up its gradients.
-        chunks = torch.nn.LinearCrossEntropyOptions(batch_chunk_size=chunk, allow_retain_graph=True)
-        return F.linear_cross_entropy(x, p["table"], target, options=chunks, **options)
+    def block(self, p: Params, start: int, stop: int, impl: str) -> Tensor:  # -> (stop - start, cols)
+        return p["table"][start:stop]
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         table = p["table"].normal_(generator=generator)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
 
+from tensorbed.backends.scores.joined import JoinedScores
+from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.checks import require_number
-from tensorbed.dispatch import is_exporting
+from tensorbed.dispatch import is_exporting, is_plain, is_recorded
 from tensorbed.structures.base import Params, Structure, TensorSpec
 from tensorbed.structures.formats import Budget, Fit, Format, Use, fitted
 from tensorbed.structures.quantized_rows import QuantizedRows
@@ -42,6 +47,11 @@ class HotRowsMatrix(Structure):
                 f"{self.hot.rows} x {self.hot.cols} hot rows and {self.rest.rows} x {self.rest.cols} others are no "
                 f"table of {self.rows} x {self.cols}."
             )
+        # Worked out once: a lookup has no time for it.
+        places = TensorSpec("places", (self.hot.rows,), torch.int64, trainable=False)
+        hot = [replace(spec, name=f"hot_{spec.name}") for spec in self.hot.tensors()]
+        rest = [replace(spec, name=f"rest_{spec.name}") for spec in self.rest.tensors()]
+        object.__setattr__(self, "_specs", (places, *hot, *rest))
 
     def check_values(self, p: Params) -> None:
         places = p["places"]
@@ -55,18 +65,62 @@ class HotRowsMatrix(Structure):
         rest: ClassVar[Structure]
 
     def tensors(self) -> tuple[TensorSpec, ...]:
-        places = TensorSpec("places", (self.hot.rows,), torch.int64, trainable=False)
-        named = [(f"hot_{spec.name}", spec) for spec in self.hot.tensors()]
-        named += [(f"rest_{spec.name}", spec) for spec in self.rest.tensors()]
-        return places, *(TensorSpec(name, spec.shape, spec.dtype, spec.trainable) for name, spec in named)
+        specs: tuple[TensorSpec, ...] = self._specs  # type: ignore[attr-defined]
+        return specs
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
-        before = _before(p["places"], index.contiguous())
-        place = before.clamp_max(self.hot.rows - 1)
-        is_hot = p["places"].index_select(0, place) == index
-        hot = self.hot.take(_named(p, "hot_"), place)
-        rest = self.rest.take(_named(p, "rest_"), (index - before).clamp(0, self.rest.rows - 1))
+        is_hot, in_hot, in_rest = self._places(p, index)
+        hot, rest = self.hot.take(_named(p, "hot_"), in_hot), self.rest.take(_named(p, "rest_"), in_rest)
         return torch.where(is_hot[:, None], hot, rest)
+
+    def _places(self, p: Params, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # (n,)
+        """Which rows are hot, and where each is among the hot rows or the others; in range for both."""
+        before = _before(p["places"], index.contiguous())
+        in_hot = before.clamp_max(self.hot.rows - 1)
+        is_hot = p["places"].index_select(0, in_hot) == index
+        return is_hot, in_hot, (index - before).clamp(0, self.rest.rows - 1)
+
+    def lookup(self, p: Params, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
+        """By the kernels of both structures: all rows by the one that has most of them, then the other's in place."""
+        if impl == "reference" or not is_plain(index) or is_recorded():
+            return super().lookup(p, index, impl)
+        is_hot, in_hot, in_rest = self._places(p, index)
+        parts = [(self.rest, _named(p, "rest_"), in_rest), (self.hot, _named(p, "hot_"), in_hot)]
+        at = is_hot.nonzero()[:, 0]
+        if 2 * at.shape[0] > index.shape[0]:
+            parts, at = parts[::-1], is_hot.logical_not().nonzero()[:, 0]
+        (most, of_most, in_most), (fewer, of_fewer, in_fewer) = parts
+        rows = most.lookup(of_most, in_most, impl)
+        if at.shape[0] == 0:
+            return rows
+        others = fewer.lookup(of_fewer, in_fewer[at], impl)
+        kept = torch.is_grad_enabled() and (rows.requires_grad or others.requires_grad)
+        return rows.index_copy(0, at, others) if kept else rows.index_copy_(0, at, others)
+
+    def scorings(self) -> list[Scoring]:
+        """Each of the two structures by every way of its own."""
+        return [
+            Scoring(
+                f"{hot.name} and {rest.name}",
+                hot.cost + rest.cost,
+                partial(self._open, hot, rest),
+                hot.trains and rest.trains,
+            )
+            for hot, rest in product(self.hot.scorings(), self.rest.scorings())
+        ]
+
+    def _open(
+        self, hot: Scoring, rest: Scoring, tensors: Sequence[Tensor], dtype: torch.dtype, keeps: bool
+    ) -> JoinedScores:
+        places, of_hot, of_rest = (
+            tensors[0],
+            tensors[1 : 1 + len(self.hot.tensors())],
+            tensors[-len(self.rest.tensors()) :],
+        )
+        others = torch.ones(self.rows, dtype=torch.bool, device=places.device).index_fill_(0, places, False)
+        order = torch.cat([places, others.nonzero()[:, 0]])
+        tables = [hot.open(of_hot, dtype, keeps), rest.open(of_rest, dtype, keeps)]
+        return JoinedScores(tables, order, constants=1)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return self.take(p, torch.arange(self.rows, device=p["places"].device))

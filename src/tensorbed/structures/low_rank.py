@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -11,8 +10,7 @@ from torch import Tensor
 
 from tensorbed.backends.chain import Chain
 from tensorbed.backends.native import chains as compiled
-from tensorbed.backends.scores import through_cores as through
-from tensorbed.backends.scores.projection import Way
+from tensorbed.backends.scores.scoring import Cost, Scoring
 from tensorbed.checks import require_positive
 from tensorbed.decompose.feedback import root_of_metric
 from tensorbed.decompose.truncate import Truncated, truncate
@@ -30,6 +28,8 @@ class LowRankMatrix(Structure):
         - u: ``(rows, rank)``
         - v: ``(cols, rank)``
     """
+
+    row_tensor = "u"
 
     rank: int
 
@@ -52,18 +52,18 @@ class LowRankMatrix(Structure):
 
     def as_chain(self, p: Params) -> tuple[Chain, list[Tensor]]:
         """Two cores: each row a slice of the first, and one slice of the last that all share."""
-        return self._chain, self._cores([p["u"], p["v"]])
+        u, v = p["u"].reshape(self.rows, 1, 1, self.rank), p["v"].T.reshape(1, self.rank, self.cols, 1)
+        return Chain(self.rows, (self.rows, 1), (1, self.cols), (1, self.rank, 1)), [u, v]
 
-    @property
-    def _chain(self) -> Chain:
-        return Chain(self.rows, (self.rows, 1), (1, self.cols), (1, self.rank, 1))
+    def scorings(self) -> list[Scoring]:
+        cost = Cost(multiply_adds=(self.rows + self.cols) * self.rank)
+        return [replace(self.by_rows(0), name="factors", cost=cost)]
 
-    def _cores(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        u, v = tensors
-        return [u.reshape(self.rows, 1, 1, self.rank), v.T.reshape(1, self.rank, self.cols, 1)]
+    def turned(self, p: Params, x: Tensor) -> Tensor:  # (n, cols) -> (n, rank)
+        return x @ p["v"]
 
-    def ways(self) -> list[Way]:
-        return [self.way_by_rows(self.rows * self.row_multiply_adds), *through.ways(self._chain, self._cores)]
+    def block(self, p: Params, start: int, stop: int, impl: str) -> Tensor:  # -> (stop - start, rank)
+        return p["u"][start:stop]
 
     @property
     def impls(self) -> tuple[str, ...]:
@@ -80,9 +80,6 @@ class LowRankMatrix(Structure):
     @property
     def row_multiply_adds(self) -> int:
         return self.rank * self.cols
-
-    def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
-        return (x @ p["v"]) @ p["u"][start:stop].T
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         # A sum of R products of two independent normals has variance R: the paper's equation at order 2.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Self
@@ -10,10 +9,12 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from tensorbed.backends import native
 from tensorbed.backends.native import chains as compiled
 from tensorbed.backends.native import coded
+from tensorbed.backends.scores import codes as code_scores
 from tensorbed.backends.scores.lookup_tables import LookupTables
-from tensorbed.backends.scores.projection import Way, leaves_of
+from tensorbed.backends.scores.scoring import Cost, Scoring
 from tensorbed.checks import require_bool, require_number, require_positive
 from tensorbed.decompose.clusters import k_means
 from tensorbed.decompose.feedback import feedback
@@ -95,20 +96,14 @@ class ProductQuantizedMatrix(Structure):
         return self._made(p, p["codes"])
 
     def _made(self, p: Params, codes: Tensor) -> Tensor:  # (n, parts) -> (n, cols)
-        # One lookup in all codebooks laid end to end.
-        begin = torch.arange(self.parts, device=codes.device) * self.words
-        flat = p["codebooks"].reshape(self.parts * self.words, -1)
-        rows = flat.index_select(0, (codes.long() + begin).reshape(-1)).reshape(codes.shape[0], self.cols)
+        rows = self._entries(p, codes)
         return rows @ p["rotation"] if self.rotated else rows
 
-    def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
-        """By lookup tables: each codebook times the vectors once, then sums of table entries for each row."""
-        turned = x @ p["rotation"].T if self.rotated else x
-        tables = torch.einsum("...mw,mkw->...mk", turned.unflatten(-1, (self.parts, -1)), p["codebooks"])
-        begin = torch.arange(self.parts, device=x.device) * self.words
-        places = p["codes"][start:stop].long() + begin  # (rows, parts)
-        entries = tables.flatten(-2).index_select(-1, places.reshape(-1))
-        return entries.reshape(*x.shape[:-1], *places.shape).sum(-1)
+    def _entries(self, p: Params, codes: Tensor) -> Tensor:  # (n, parts) -> (n, cols)
+        """One lookup in all codebooks laid end to end."""
+        begin = torch.arange(self.parts, device=codes.device) * self.words
+        flat = p["codebooks"].reshape(self.parts * self.words, -1)
+        return flat.index_select(0, (codes.long() + begin).reshape(-1)).reshape(codes.shape[0], self.cols)
 
     def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
         made = replace(self, rows=rows)
@@ -126,45 +121,28 @@ class ProductQuantizedMatrix(Structure):
     def row_multiply_adds(self) -> int:
         return self.cols * self.cols if self.rotated else self.cols
 
-    def ways(self) -> list[Way]:
-        making = self.rows * self.row_multiply_adds
-        tables = replace(
-            self.way_by_rows(making),
-            name="tables",
-            multiply_adds=self.rows * self.parts * _GATHER + self.words * self.row_multiply_adds,
-            making=0,
-            making_numbers=0,
-            by_block=False,
-            kept=self.parts * self.words,
-            open=self._open_tables,
-        )
-        rows = self.way_by_rows(making)
-        return [rows, tables, *coded.ways(rows, self._open_codes), *self._summed(tables)]
+    def scorings(self) -> list[Scoring]:
+        tables = self._by_tables("tables", _GATHER)
+        summed = replace(self._by_tables("compiled tables", _COMPILED_GATHER), trains=False)
+        rows = self.by_rows(self.rows * self.cols)
+        return [rows, tables, *code_scores.scorings(self), *([summed] if native.available else [])]
 
-    def _summed(self, tables: Way) -> list[Way]:
-        """The same for scores alone, whose sums the compiled kernels make."""
-        adds = self.rows * self.parts * _COMPILED_GATHER + self.words * self.row_multiply_adds
-        return [replace(tables, name="compiled tables", multiply_adds=adds, trains=False)] if compiled.IMPLS else []
+    def _by_tables(self, name: str, gather: int) -> Scoring:
+        adds = self.rows * self.parts * gather + self.words * self.row_multiply_adds
+        return Scoring(name, Cost(multiply_adds=adds, kept=self.parts * self.words), partial(LookupTables, self))
 
-    def _open_codes(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> coded.CodedProducts:
-        p = self.named(leaves_of(tensors, dtype))
-        return coded.CodedProducts(
-            self.as_codes(p).part, lambda a, b: self._made(p, p["codes"][a:b]), p.get("rotation")
-        )
+    def turned(self, p: Params, x: Tensor) -> Tensor:  # (n, cols) -> (n, cols)
+        return x @ p["rotation"].T if self.rotated else x
 
-    def _open_tables(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> LookupTables:
-        begin = torch.arange(self.parts, device=tensors[0].device) * self.words
+    def block(self, p: Params, start: int, stop: int, impl: str) -> Tensor:  # -> (stop - start, cols)
+        """Before the rotation."""
+        index = torch.arange(start, stop, device=p["codes"].device)
+        rows = coded.rows(lambda: self.as_codes(p), index, impl)
+        return self._entries(p, p["codes"][start:stop]) if rows is None else rows
 
-        def tables(leaves: Sequence[Tensor], x: Tensor) -> Tensor:  # (cols, n) -> (parts * words, n)
-            p = self.named(leaves)
-            turned = p["rotation"] @ x if self.rotated else x
-            return torch.bmm(p["codebooks"], turned.view(self.parts, -1, x.shape[1])).flatten(0, 1)
-
-        def places(start: int, stop: int) -> Tensor:
-            return tensors[0][start:stop].long() + begin
-
-        p = self.named(leaves_of(tensors, dtype))
-        return LookupTables(tensors, dtype, tables, places, partial(coded.sums, self.as_codes(p)))
+    def coded_block(self, p: Params, start: int, stop: int) -> coded.Product:
+        """The same for the compiled kernels."""
+        return self.as_codes(p).part(start, stop)
 
     def describe(self) -> str:
         return f"parts={self.parts} of {self.cols // self.parts}{', rotated' if self.rotated else ''}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -11,7 +11,8 @@ from torch import Tensor
 
 from tensorbed.backends.native import chains as compiled
 from tensorbed.backends.native import coded
-from tensorbed.backends.scores.projection import Way, leaves_of
+from tensorbed.backends.scores import codes as code_scores
+from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.checks import require_int, require_positive
 from tensorbed.decompose.feedback import feedback
 from tensorbed.progress import track
@@ -91,13 +92,12 @@ class QuantizedRowsMatrix(Structure):
     def impls(self) -> tuple[str, ...]:
         return ("auto", "reference", *compiled.IMPLS)
 
-    def ways(self) -> list[Way]:
-        rows = self.way_by_rows(self.rows * self.row_multiply_adds)
-        return [rows, *coded.ways(rows, self._open_codes)]
+    def scorings(self) -> list[Scoring]:
+        return [*super().scorings(), *code_scores.scorings(self)]
 
-    def _open_codes(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> coded.CodedProducts:
-        p = self.named(leaves_of(tensors, dtype))
-        return coded.CodedProducts(self.as_codes(p).part, lambda a, b: self.full({n: t[a:b] for n, t in p.items()}))
+    def coded_block(self, p: Params, start: int, stop: int) -> coded.Quantized:
+        """A block of rows for the compiled kernels."""
+        return self.as_codes(p).part(start, stop)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return self.made(self._numbers(p["codes"]), p.get("steps"), p["scale"])

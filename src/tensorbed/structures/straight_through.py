@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from tensorbed.backends.native.coded import Coded, CodedProducts
-from tensorbed.backends.scores.projection import Projection, Way, rows_of_table
+from tensorbed.backends.native.coded import Quantized
+from tensorbed.backends.scores import codes as code_scores
+from tensorbed.backends.scores.scoring import Scoring
+from tensorbed.dispatch import working_dtype
 from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format
 from tensorbed.structures.quantized_rows import STEPS, QuantizedRows, QuantizedRowsMatrix, in_blocks, packed
@@ -34,6 +35,7 @@ class StraightThroughMatrix(Structure):
     fits_exactly = False
     straight_through = True
     takes_half = True  # scales are read as they will be stored
+    row_tensor = "table"
 
     bits: int
     group: int  # cols where there are none
@@ -56,9 +58,6 @@ class StraightThroughMatrix(Structure):
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return self._read(p["table"])
-
-    def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
-        return x @ self._read(p["table"][start:stop], x.dtype).T
 
     def _read(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:  # (n, cols) -> (n, cols)
         """Rows as their codes say; in another dtype from the same codes, steps and scales."""
@@ -102,22 +101,19 @@ class StraightThroughMatrix(Structure):
     def row_multiply_adds(self) -> int:
         return self._stored.row_multiply_adds
 
-    def ways(self) -> list[Way]:
-        """Those of what is stored, at the same counted cost: the same one is taken, and its sums have one order."""
-        opened = {"rows": self._open_rows, "codes": self._open_codes}
-        return [replace(way, open=opened[way.name]) for way in self._stored.ways()]
+    def scorings(self) -> list[Scoring]:
+        """At the counted cost of what is stored: the same one is taken there, and its sums have one order."""
+        return [*super().scorings(), *code_scores.scorings(self)]
 
-    def _open_rows(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Projection:
-        return rows_of_table(tensors[0], dtype, lambda rows: self._read(rows, dtype))
+    def block(self, p: Params, start: int, stop: int, impl: str) -> Tensor:  # -> (stop - start, cols)
+        rows = p["table"][start:stop]
+        return self._read(rows, working_dtype(rows))
 
-    def _open_codes(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> Projection:
-        table = tensors[0].detach()
-
-        def block(start: int, stop: int) -> Coded:
-            p = self._packed(table[start:stop])
-            return self._stored.as_codes({**p, "scale": p["scale"].to(dtype)})
-
-        return CodedProducts(block, lambda start, stop: self._read(table[start:stop], dtype))
+    def coded_block(self, p: Params, start: int, stop: int) -> Quantized:
+        """A block of rows for the compiled kernels."""
+        rows = p["table"][start:stop]
+        packed = self._packed(rows)
+        return self._stored.as_codes({**packed, "scale": packed["scale"].to(working_dtype(rows))})
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         """A normal draw, rounded to what is read of it."""

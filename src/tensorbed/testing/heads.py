@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +10,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import tensorbed as tb
 from tensorbed.nn import Head
 from tensorbed.structures import Format, Structure
 from tensorbed.structures.formats import Budget
@@ -26,7 +25,7 @@ from tensorbed.testing.samples import (
     on,
     one_of_each,
 )
-from tensorbed.vocabulary.schedule import GROUPS, Schedule, Task, considered
+from tensorbed.vocabulary.tiling import GROUPS, Task, Tiling, considered
 
 # Each a set of keyword arguments of the loss; weights of classes are drawn where it says so.
 TERMS: dict[str, dict[str, Any]] = {
@@ -119,7 +118,7 @@ class HeadLaws(Conformance):
             grad = draw.normal(*made.shape, dtype=dtype)
             assert_all_near(torch.autograd.grad(made, leaves, grad), torch.autograd.grad(expected, leaves, grad))
 
-    def test_every_way_and_walk(self, sample: Sample, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_every_way_and_all_passes(self, sample: Sample, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> None:
         """Whatever is chosen, in tiles that do not divide the table or the batch, comes to the same."""
         head = make_head(sample)
         h, target = vectors(draw, 13)
@@ -128,20 +127,21 @@ class HeadLaws(Conformance):
             grad = draw.normal(*expected.shape)
             leaves = [h, *_leaves(head)] if draw.differentiable else [h]
             gradients = torch.autograd.grad(expected, leaves, grad)
-            for schedule in self.schedules(head.structure, 13, reduction):
-                monkeypatch.setattr("tensorbed.vocabulary.loss.choose", lambda *_, s=schedule, **__: s)
-                made = tb.linear_cross_entropy(h, _Unfused(head), target, reduction=reduction)
+            for tiling in self.tilings(head.structure, 13, reduction):
+                monkeypatch.setattr("tensorbed.vocabulary.loss.choose", lambda *_, t=tiling, **__: t)
+                made = head.loss(h, target, reduction=reduction)
                 assert_near(made, expected)
                 assert_all_near(torch.autograd.grad(made, leaves, grad), gradients)
 
     @staticmethod
-    def schedules(structure: Structure, tokens: int, reduction: str) -> list[Schedule]:
+    def tilings(structure: Structure, tokens: int, reduction: str) -> list[Tiling]:
         found = []
         task = Task(structure, tokens, 2**14, trains=True, at_once=reduction != "none")
-        for one in considered(task):
-            height = min(structure.rows, one.way.step * max(1, structure.rows // (3 * one.way.step) + 1))
-            found += [replace(one, group=5, height=height), replace(one, group=tokens, height=height)]
-        assert any(one.walk == GROUPS for one in found) == (reduction != "none")
+        for tiling in considered(task):
+            step = tiling.scoring.cost.step
+            height = min(structure.rows, step * max(1, structure.rows // (3 * step) + 1))
+            found += [replace(tiling, group=5, height=height), replace(tiling, group=tokens, height=height)]
+        assert any(tiling.passes == GROUPS for tiling in found) == (reduction != "none")
         return found
 
     def test_gradcheck_of_the_loss(self, sample: Sample, draw: Draw) -> None:
@@ -320,20 +320,6 @@ class HeadLaws(Conformance):
         assert_near(head.loss(h, target), torch.zeros((), dtype=torch.float64), units=1e6)
         assert torch.equal(head.topk(h, 1).indices, torch.zeros(3, 1, dtype=torch.int64))
         assert torch.equal(head.sample(h), torch.zeros(3, dtype=torch.int64))
-
-
-class _Unfused(torch.nn.Module):
-    """A head whose structure's own fused loss, if it has one, stays out of the way."""
-
-    def __init__(self, head: Head) -> None:
-        super().__init__()
-        self.head = head
-
-    def vocabulary(self, bias: Tensor | None) -> Any:
-        found = self.head.vocabulary(bias)
-        structure = found.structure
-        unfused = type("Unfused", (type(structure),), {"cross_entropy": lambda *_, **__: None})
-        return replace(found, structure=unfused(**{f.name: getattr(structure, f.name) for f in fields(structure)}))
 
 
 def _unshaped(format: Format) -> Format:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tensorbed.checks import require_bool, require_int
 from tensorbed.structures.explanation import aligned, fewer
-from tensorbed.vocabulary.schedule import Schedule, Task, choose, considered
+from tensorbed.vocabulary.checks import check_hidden
 from tensorbed.vocabulary.scorer import Vocabulary
-from tensorbed.vocabulary.targets import check_hidden
+from tensorbed.vocabulary.tiling import Task, Tiling, choose, considered
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class ScoresExplanation:
         training: whether gradients follow.
         multiply_adds_dense: of the same product with a dense table, gradients counted where they follow.
         multiply_adds: as computed, making rows or merging cores included.
-        considered: of each way and walk that was weighed its counted cost, in multiply-adds of a large product with
-            what is written and read converted into them.
+        considered: the counted cost of each way and its passes, in multiply-adds of a large product with what is
+            written and read converted into them.
         path: the one taken.
         group, height: vectors and rows of a tile.
         bytes: held at once, about.
@@ -88,7 +88,6 @@ def explain(
     asked = {"trains": training, "at_once": reduction != "none", "whole": not training}
     task = Task.of(structure, vectors, itemsize, memory_budget, **asked)
     taken = choose(task)
-    fused = structure.fused_loss if training and vocabulary.padding_row is None else None
     return ScoresExplanation(
         kind=structure.kind,
         description=structure.summary,
@@ -96,8 +95,8 @@ def explain(
         training=training,
         multiply_adds_dense=structure.rows * structure.cols * vectors * (3 if training else 1),
         multiply_adds=taken.multiply_adds,
-        considered={_name(one): one.cost for one in considered(task)},
-        path=fused or _name(taken),
+        considered={_name(tiling): tiling.cost for tiling in considered(task)},
+        path=_name(taken),
         group=taken.group,
         height=taken.height,
         bytes=taken.numbers * itemsize,
@@ -105,5 +104,5 @@ def explain(
     )
 
 
-def _name(schedule: Schedule) -> str:
-    return f"{schedule.way.name}, {schedule.walk}{', all kept' if schedule.keeps else ''}"
+def _name(tiling: Tiling) -> str:
+    return f"{tiling.scoring.name}, {tiling.passes}{', all kept' if tiling.keeps else ''}"

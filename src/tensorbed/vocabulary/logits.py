@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorbed.dispatch import differentiable_once, full_precision, working_dtype
+from tensorbed.dispatch import differentiable_once, full_precision
 from tensorbed.vocabulary.loss import in_dtypes
-from tensorbed.vocabulary.schedule import Schedule, Task, choose
 from tensorbed.vocabulary.scorer import Scorer, Vocabulary
+from tensorbed.vocabulary.tiling import Task, choose
 
 
 def logits(vocabulary: Vocabulary, x: Tensor, memory_budget: int | None) -> Tensor:  # (n, cols) -> (n, rows)
@@ -25,29 +25,30 @@ def scorer_of(
     vocabulary: Vocabulary, x: Tensor, memory_budget: int | None, *, trains: bool = False, softcap: float | None = None
 ) -> Scorer:
     """By the cheapest way for these vectors, with or without gradients to follow."""
-    return Scorer(vocabulary, _schedule(vocabulary, x, memory_budget, trains), _dtype(vocabulary, x), softcap)
-
-
-def _dtype(vocabulary: Vocabulary, x: Tensor) -> torch.dtype:
-    return working_dtype(x, *vocabulary.tensors)
-
-
-def _schedule(vocabulary: Vocabulary, x: Tensor, memory_budget: int | None, trains: bool) -> Schedule:
-    itemsize = _dtype(vocabulary, x).itemsize
-    return choose(Task.of(vocabulary.structure, x.shape[0], itemsize, memory_budget, trains=trains, whole=True))
+    itemsize = vocabulary.dtype(x).itemsize
+    task = Task.of(vocabulary.structure, x.shape[0], itemsize, memory_budget, trains=trains, whole=True)
+    return Scorer(vocabulary, x, choose(task), softcap)
 
 
 @torch.no_grad()
 def scored(vocabulary: Vocabulary, x: Tensor, memory_budget: int | None, *, trains: bool = False) -> Tensor:
     """Scores ``(n, rows)`` in the dtype of the vectors."""
     with full_precision(x):
-        scorer = scorer_of(vocabulary.detached(), x, memory_budget, trains=trains)
-        out = x.new_empty(x.shape[0], vocabulary.structure.rows)
-        wide = x.detach().to(_dtype(vocabulary, x))
-        buffer = scorer.buffer(wide)
-        for at in scorer.schedule.groups():
-            for start, _, tile, _ in scorer.tiles(scorer.vectors(wide[at], grad=False), buffer):
-                out[at, start : start + tile.shape[0]] = tile.T
+        scorer = scorer_of(vocabulary.detached(), x.detach(), memory_budget, trains=trains)
+        order, out = scorer.scores.order, x.new_empty(x.shape[0], vocabulary.structure.rows)
+        in_place = scorer.scores.any_layout and order is None and out.dtype == scorer.x.dtype
+        buffer = None if in_place else scorer.buffer()
+        for group in scorer.groups():
+            if buffer is None:
+                for start, stop, block in scorer.each_block():
+                    scorer.write(block, start, group, out[group.at, start:stop].T)
+                continue
+            for start, _, tile in scorer.tiles(group, buffer, by_vector=True):
+                stop = start + tile.shape[0]
+                if order is None:
+                    out[group.at, start:stop] = tile.T
+                else:
+                    out[group.at, order[start:stop]] = tile.T.to(out.dtype)
     return out
 
 
@@ -56,19 +57,17 @@ def differentiated(vocabulary: Vocabulary, x: Tensor, memory_budget: int | None,
     """Gradients of the vectors, the bias and the tensors for those of the scores, ``(n, rows)``."""
     with full_precision(x):
         scorer = scorer_of(vocabulary, x, memory_budget, trains=True)
-        wide = x.detach().to(_dtype(vocabulary, x))
-        x_grad = torch.empty_like(wide) if x.requires_grad else None
-        for at in scorer.schedule.groups():
-            vectors = scorer.vectors(wide[at], grad=x.requires_grad)
-            for start, stop, part in scorer.parts():
-                tape = scorer.scratch(part, vectors.count)
-                part.refill(vectors, tape)
-                tile = grad[at, start:stop].T.to(wide.dtype, copy=True, memory_format=torch.contiguous_format)
-                scorer.backward(part, start, vectors, tile, tape)
-            scorer.projection.done(vectors)
-            if x_grad is not None:
-                x_grad[at] = scorer.projection.gradient_of(vectors)
-        return [x_grad, scorer.bias_grad, *scorer.projection.gradients()]
+        order, dtype = scorer.scores.order, scorer.x.dtype
+        copies = not scorer.scores.any_layout or scorer.padding is not None
+        for group in scorer.groups():
+            for start, stop, block in scorer.each_block():
+                tile = grad[group.at, start:stop] if order is None else grad[group.at, order[start:stop]]
+                tile = (
+                    tile.T.to(dtype, copy=True, memory_format=torch.contiguous_format) if copies else tile.T.to(dtype)
+                )
+                scorer.backward(block, start, group, tile)
+            scorer.finish(group)
+        return scorer.gradients()
 
 
 class _Logits(torch.autograd.Function):

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorbed.dispatch import differentiable_once, full_precision, working_dtype
+from tensorbed.dispatch import differentiable_once, full_precision
 from tensorbed.structures import Structure
-from tensorbed.vocabulary import walks
-from tensorbed.vocabulary.schedule import GROUPS, Schedule, Task, choose
+from tensorbed.vocabulary import passes
 from tensorbed.vocabulary.scorer import Scorer, Vocabulary
 from tensorbed.vocabulary.softmax import Terms
+from tensorbed.vocabulary.tiling import GROUPS, Task, choose
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,9 @@ class Options:
     softcap: float | None = None
     memory_budget: int | None = None
 
-    def terms(self, classes: int, class_weight: Tensor | None) -> Terms:
-        return Terms(classes, self.ignore_index, self.label_smoothing, class_weight, self.z_loss)
+    def counted(self, target: Tensor) -> Tensor:  # (n,) -> (n,) bool
+        """Which targets are not ignored."""
+        return torch.ones_like(target, dtype=torch.bool) if self.ignore_index is None else target != self.ignore_index
 
 
 @dataclass(frozen=True)
@@ -47,31 +48,24 @@ class Asked:
         return self.vocabulary.structure
 
     @property
-    def dtype(self) -> torch.dtype:
-        """What is computed in: sums of half precision numbers are single."""
-        return working_dtype(self.x, *self.vocabulary.tensors)
-
-    @property
     def trains(self) -> bool:
         return self.x.requires_grad or self.vocabulary.trains
 
-    def schedule(self) -> Schedule:
-        options = self.options
-        at_once = options.reduction in ("mean", "sum")
-        return choose(
-            Task.of(
-                self.structure,
-                self.x.shape[0],
-                self.dtype.itemsize,
-                options.memory_budget,
-                trains=self.trains,
-                at_once=at_once,
-            )
-        )
+    def scorer(self) -> Scorer:
+        """By the cheapest way."""
+        options, itemsize = self.options, self.vocabulary.dtype(self.x).itemsize
+        asked = {"trains": self.trains, "at_once": options.reduction != "none"}
+        task = Task.of(self.structure, self.x.shape[0], itemsize, options.memory_budget, **asked)
+        return Scorer(self.vocabulary, self.x, choose(task), options.softcap)
 
-    def terms(self) -> Terms:
-        weight = None if self.class_weight is None else self.class_weight.detach().to(self.dtype).contiguous()
-        return self.options.terms(self.structure.rows, weight)
+    def targets_and_terms(self, scorer: Scorer) -> tuple[Tensor, Terms]:
+        """In the order in which rows are scored; -1 for targets that are ignored."""
+        weight, options = self.class_weight, self.options
+        if weight is not None:
+            weight = scorer.in_order(weight.detach().to(scorer.x.dtype)).contiguous()
+        position = scorer.position(self.target.clamp(0, self.structure.rows - 1))
+        target = torch.where(options.counted(self.target), position, -1)
+        return target, Terms(self.structure.rows, options.label_smoothing, weight, options.z_loss)
 
 
 @dataclass(frozen=True)
@@ -85,7 +79,7 @@ class Made:
 
 def cross_entropy(asked: Asked) -> Tensor:
     """The loss, differentiable in the vectors, the bias and the tensors. Ignored vectors are not even scored."""
-    counted = asked.options.terms(asked.structure.rows, None).counted(asked.target)
+    counted = asked.options.counted(asked.target)
     if bool(counted.all()):
         return _of_counted(asked)
     kept = counted.nonzero()[:, 0]
@@ -107,19 +101,17 @@ def _of_counted(asked: Asked) -> Tensor:
 @torch.no_grad()
 def evaluate(asked: Asked) -> Made:
     """The loss, and its gradients where making them now is cheaper."""
-    schedule, terms, dtype = asked.schedule(), asked.terms(), asked.dtype
-    x = asked.x.detach().to(dtype)
     reduction = asked.options.reduction
-    with full_precision(x):
-        scorer = Scorer(asked.vocabulary, schedule, dtype, asked.options.softcap)
-        divisors = terms.divisors(asked.target, dtype, reduction)
+    with full_precision(asked.x):
+        scorer = asked.scorer()
+        target, terms = asked.targets_and_terms(scorer)
+        divisors = terms.divisors(target, scorer.x.dtype, reduction)
         grads = None
-        if schedule.walk == GROUPS:
-            scales = _scales(x, divisors)
-            found = walks.in_groups(scorer, x, asked.target, terms, scales, grad=asked.x.requires_grad)
-            grads = _gradients(scorer, found.x_grad)
+        if scorer.tiling.passes == GROUPS:
+            found = passes.in_groups(scorer, target, terms, _scales(target, divisors, scorer.x))
+            grads = scorer.gradients()
         else:
-            found = walks.forward(scorer, x, asked.target, terms)
+            found = passes.forward(scorer, target, terms)
         loss = found.loss + found.z_loss
         if reduction != "none":
             loss = found.loss.sum() / divisors[0]
@@ -131,24 +123,20 @@ def evaluate(asked: Asked) -> Made:
 @torch.no_grad()
 def differentiate(asked: Asked, lse: Tensor, grad: Tensor) -> list[Tensor | None]:
     """Gradients of the vectors, the bias and the tensors, where they were not made before."""
-    terms, dtype = asked.terms(), asked.dtype
-    x, grad = asked.x.detach().to(dtype), grad.to(dtype)
-    with full_precision(x):
-        scorer = Scorer(asked.vocabulary, asked.schedule(), dtype, asked.options.softcap)
-        plain, z = _scales(x, terms.divisors(asked.target, dtype, asked.options.reduction))
-        scales = (grad * plain, grad * z)
-        x_grad = walks.backward(scorer, x, asked.target, terms, lse, scales, grad=asked.x.requires_grad)
-        return _gradients(scorer, x_grad)
+    with full_precision(asked.x):
+        scorer = asked.scorer()
+        target, terms = asked.targets_and_terms(scorer)
+        divisors = terms.divisors(target, scorer.x.dtype, asked.options.reduction)
+        grad = grad.to(scorer.x.dtype)
+        plain, z = _scales(target, divisors, scorer.x)
+        passes.backward(scorer, target, terms, lse, (grad * plain, grad * z))
+        return scorer.gradients()
 
 
-def _scales(x: Tensor, divisors: tuple[Tensor | float, Tensor | float]) -> tuple[Tensor, Tensor]:
+def _scales(target: Tensor, divisors: tuple[Tensor | float, Tensor | float], x: Tensor) -> tuple[Tensor, Tensor]:
     """One over what each loss is divided by, for every vector."""
-    ones = x.new_ones(x.shape[0])
+    ones = x.new_ones(target.shape[0])
     return ones / divisors[0], ones / divisors[1]
-
-
-def _gradients(scorer: Scorer, x_grad: Tensor | None) -> list[Tensor | None]:
-    return [x_grad, scorer.bias_grad, *scorer.projection.gradients()]
 
 
 class _Loss(torch.autograd.Function):
@@ -169,12 +157,21 @@ class _Loss(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         if ctx.at_once:
-            made = [None if one is None else one * grad for one in ctx.saved_tensors]
+            made = _scaled(ctx.saved_tensors, grad)
         else:
             lse, target, class_weight, padding_row, x, bias, *tensors = ctx.saved_tensors
             vocabulary = Vocabulary(ctx.structure, tuple(tensors), bias, ctx.padding_idx, padding_row)
             made = differentiate(Asked(vocabulary, x, target, class_weight, ctx.options), lse, grad)
         return None, *in_dtypes(made, ctx.dtypes)
+
+
+def _scaled(grads: Sequence[Tensor | None], by: Tensor) -> list[Tensor | None]:
+    """Times a number; in place, unless backward may be asked for again: those of a dense table are as large as it."""
+    if torch._C._autograd._get_current_graph_task_keep_graph():
+        return [None if grad is None else grad * by for grad in grads]
+    if by.is_cpu and float(by) == 1:
+        return list(grads)
+    return [None if grad is None else grad.mul_(by) for grad in grads]
 
 
 def in_dtypes(grads: Sequence[Tensor | None], dtypes: Sequence[torch.dtype | None]) -> list[Tensor | None]:

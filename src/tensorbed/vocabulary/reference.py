@@ -6,8 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tensorbed.dispatch import working_dtype
-from tensorbed.functional import project
+from tensorbed.backends.scores.rows import scores_of_rows
 from tensorbed.vocabulary.loss import Asked
 from tensorbed.vocabulary.scorer import Vocabulary
 
@@ -21,9 +20,10 @@ def logits(vocabulary: Vocabulary, x: Tensor) -> Tensor:  # (*, cols) -> (*, row
 
 def scores(vocabulary: Vocabulary, x: Tensor) -> Tensor:  # (*, cols) -> (*, rows)
     """Scores of every row, with the padding row in its place and the bias; of half precision in single."""
-    structure, dtype = vocabulary.structure, working_dtype(x, *vocabulary.tensors)
+    structure, dtype = vocabulary.structure, vocabulary.dtype(x)
     x = x.to(dtype)
-    made = project(structure, structure.named(vocabulary.tensors), x)
+    p = structure.widened(structure.named(vocabulary.tensors), x)
+    made = scores_of_rows(structure, p, x, 0, structure.rows, "reference")
     if vocabulary.padding_row is not None:
         at = torch.tensor([vocabulary.padding_idx], device=made.device)
         padding = vocabulary.padding_row.to(dtype=dtype, device=x.device)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tensorbed.backends.scores.projection import Part, Tape, Vectors
+from tensorbed.backends.scores.scoring import Block
+from tensorbed.dispatch import working_dtype
 from tensorbed.structures import Structure
-from tensorbed.vocabulary.schedule import Schedule
+from tensorbed.vocabulary.tiling import Tiling
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,11 @@ class Vocabulary:
     @property
     def trains(self) -> bool:
         """Whether anything in it asks for a gradient."""
-        return any(t.requires_grad for t in (*self.tensors, self.bias) if t is not None)
+        return any(t.requires_grad for t in self.floats)
+
+    def dtype(self, x: Tensor) -> torch.dtype:
+        """What scores of these vectors are computed in: sums of half precision numbers are single."""
+        return working_dtype(x, *self.tensors)
 
     def detached(self) -> Vocabulary:
         """The same, asking for no gradient."""
@@ -45,76 +51,125 @@ class Vocabulary:
         return replace(self, tensors=tuple(t.detach() for t in self.tensors), bias=bias)
 
 
+@dataclass(frozen=True)
+class Group:
+    """Some vectors, and as the way to score takes them."""
+
+    at: slice
+    x: Tensor
+    vectors: Any
+
+    @property
+    def count(self) -> int:
+        return self.x.shape[0]
+
+
 class Scorer:
-    """The scores of one call. Called with gradients off; those asked for add up here."""
+    """The scores of one call. Called with gradients off; those asked for add up here.
 
-    def __init__(self, vocabulary: Vocabulary, schedule: Schedule, dtype: torch.dtype, softcap: float | None) -> None:
-        self.schedule, self.softcap = schedule, softcap
-        self.projection = schedule.way.open(vocabulary.tensors, dtype)
-        self.bias = None if vocabulary.bias is None else vocabulary.bias.detach().to(dtype)
-        learns = vocabulary.bias is not None and vocabulary.bias.requires_grad
-        self.bias_grad = torch.zeros_like(self.bias) if learns and self.bias is not None else None
-        self.padding_idx = vocabulary.padding_idx
-        self.padding: Tensor | None = None  # the constant row, its columns in the order that vectors have here
-        if vocabulary.padding_row is not None:
-            row = vocabulary.padding_row.detach().to(dtype=dtype, device=vocabulary.tensors[0].device)
-            self.padding = self.projection.vectors(row[None], grad=False).data[:, 0]
-        self._room: Tape | None = None
+    Rows are scored in an order of the structure's choice: each row of the table has a ``position`` in it.
+    """
 
-    def vectors(self, x: Tensor, *, grad: bool) -> Vectors:  # (n, cols)
-        return self.projection.vectors(x, grad=grad)
+    def __init__(self, vocabulary: Vocabulary, x: Tensor, tiling: Tiling, softcap: float | None = None) -> None:
+        self.tiling, self.softcap, dtype = tiling, softcap, vocabulary.dtype(x)
+        self.x = x.detach().to(dtype)  # (n, cols)
+        self.x_grad = torch.zeros_like(self.x) if x.requires_grad else None
+        self.scores = tiling.scoring.open(vocabulary.tensors, dtype, tiling.keeps)
+        self.blocks = self.scores.blocks(tiling.height)
+        self._positions: Tensor | None = None
+        bias, padding = vocabulary.bias, vocabulary.padding_row
+        self.bias = None if bias is None else self.in_order(bias.detach().to(dtype))
+        learns = bias is not None and bias.requires_grad
+        self._bias_grad = torch.zeros_like(self.bias) if learns and self.bias is not None else None
+        self.padding: Tensor | None = None
+        self.padding_at = -1
+        if padding is not None and vocabulary.padding_idx is not None:
+            self.padding = padding.detach().to(dtype=dtype, device=x.device)
+            self.padding_at = int(self.position(torch.tensor(vocabulary.padding_idx, device=x.device)))
 
-    def parts(self) -> Iterator[tuple[int, int, Part]]:
+    def in_order(self, by_row: Tensor) -> Tensor:  # (rows,) -> (rows,)
+        """Numbers of the table's rows, in the order in which those are scored."""
+        return by_row if self.scores.order is None else by_row.index_select(0, self.scores.order)
+
+    def row(self, position: Tensor) -> Tensor:
+        """Which row of the table is scored at this position."""
+        return position if self.scores.order is None else self.scores.order[position]
+
+    def position(self, row: Tensor) -> Tensor:
+        """The inverse."""
+        if self.scores.order is None:
+            return row
+        if self._positions is None:
+            every = torch.arange(self.scores.rows, device=row.device)
+            self._positions = torch.empty_like(every).index_copy_(0, self.scores.order, every)
+        return self._positions[row]
+
+    def groups(self) -> Iterator[Group]:
+        """The vectors in groups, the first one the largest."""
+        for at in self.tiling.groups():
+            x = self.x[at]
+            yield Group(at, x, self.scores.vectors(x, grad=self.x_grad is not None))
+
+    def each_block(self) -> Iterator[tuple[int, int, Block]]:
         """The blocks in their order, each closed when the next is asked for."""
-        for start, stop in self.schedule.blocks():
-            part = self.projection.part(start, stop)
-            yield start, stop, part
-            part.close()
+        for start, stop in self.blocks:
+            block = self.scores.block(start, stop)
+            yield start, stop, block
+            block.close()
 
-    def tiles(self, vectors: Vectors, buffer: Tensor) -> Iterator[tuple[int, Part, Tensor, Tape]]:
-        """Blocks with their scores ``(rows, n)``, each in the buffer in place of the one before."""
-        n = vectors.count
-        for start, stop, part in self.parts():
-            tile, tape = buffer[: (stop - start) * n].view(stop - start, n), self.scratch(part, n)
-            self.write(part, start, vectors, tile, tape)
-            yield start, part, tile, tape
+    def tiles(self, group: Group, buffer: Tensor, *, by_vector: bool = False) -> Iterator[tuple[int, Block, Tensor]]:
+        """Blocks with their scores ``(rows, n)``, each in the buffer in place of the one before.
 
-    def buffer(self, x: Tensor) -> Tensor:
+        ``by_vector`` asks for those of one vector side by side in memory, where that is as good for the structure.
+        """
+        for start, stop, block in self.each_block():
+            if by_vector and self.scores.any_layout:
+                tile = buffer[: (stop - start) * group.count].view(group.count, stop - start).T
+            else:
+                tile = buffer[: (stop - start) * group.count].view(stop - start, group.count)
+            self.write(block, start, group, tile)
+            yield start, block, tile
+
+    def buffer(self) -> Tensor:
         """Room for the largest tile."""
-        return x.new_empty(self.schedule.height * self.schedule.group)
+        return self.x.new_empty(max((stop - start for start, stop in self.blocks), default=0) * self.tiling.group)
 
-    def scratch(self, part: Part, n: int) -> Tape:
-        """A tape that is overwritten by the next part. The first part and group asked for are the largest."""
-        if self._room is None:
-            self._room = part.tape(self.schedule.group)
-        return part.tape(n, self._room)
-
-    def write(self, part: Part, start: int, vectors: Vectors, tile: Tensor, tape: Tape) -> None:
-        """Scores of a block: ``tile`` is ``(rows of the part, n)``."""
-        part.scores(vectors, tile, tape)
-        at = self._padding_in(start, tile)
-        if at is not None and self.padding is not None:
-            tile[at] = self.padding @ vectors.data
+    def write(self, block: Block, start: int, group: Group, tile: Tensor) -> None:
+        """Scores of a block: ``tile`` is ``(rows of the block, n)``."""
+        block.scores(group.vectors, tile)
+        if self.padding is not None and self._has_padding(start, tile):
+            tile[self.padding_at - start] = group.x @ self.padding
         if self.bias is not None:
             tile += self.bias[start : start + tile.shape[0], None]
         if self.softcap is not None:
             tile.div_(self.softcap).tanh_().mul_(self.softcap)
 
-    def backward(self, part: Part, start: int, vectors: Vectors, grad: Tensor, tape: Tape) -> None:
+    def backward(self, block: Block, start: int, group: Group, grad: Tensor) -> None:
         """Add what the gradient of a block's scores, after the soft cap was undone, gives; ``grad`` is used up."""
-        if self.bias_grad is not None:
-            self.bias_grad[start : start + grad.shape[0]] += grad.sum(1)
-        at = self._padding_in(start, grad)
-        if at is not None and self.padding is not None:
-            if vectors.grad is not None:
-                vectors.grad.addr_(self.padding, grad[at])
-            grad[at] = 0
-        part.backward(vectors, grad, tape)
+        if self._bias_grad is not None:
+            self._bias_grad[start : start + grad.shape[0]] += grad.sum(1)
+        if self.padding is not None and self._has_padding(start, grad):
+            if self.x_grad is not None:
+                self.x_grad[group.at].addr_(grad[self.padding_at - start], self.padding)
+            grad[self.padding_at - start] = 0
+        block.backward(group.vectors, grad)
+
+    def finish(self, group: Group) -> None:
+        """All blocks have had these vectors' gradients."""
+        grad = self.scores.finish(group.vectors)
+        if self.x_grad is not None and grad is not None:
+            self.x_grad[group.at] += grad
 
     def through_softcap(self, scores: Tensor) -> Tensor | None:  # (rows, n)
         """``d capped / d score`` from the capped scores."""
         return None if self.softcap is None else 1 - (scores / self.softcap).square_()
 
-    def _padding_in(self, start: int, tile: Tensor) -> int | None:
-        at = None if self.padding_idx is None else self.padding_idx - start
-        return at if at is not None and 0 <= at < tile.shape[0] else None
+    def _has_padding(self, start: int, tile: Tensor) -> bool:
+        return start <= self.padding_at < start + tile.shape[0]
+
+    def gradients(self) -> list[Tensor | None]:
+        """Of the vectors, the bias and the tensors; ``None`` where none was asked for."""
+        bias_grad = self._bias_grad
+        if bias_grad is not None and self.scores.order is not None:
+            bias_grad = torch.empty_like(bias_grad).index_copy_(0, self.scores.order, bias_grad)
+        return [self.x_grad, bias_grad, *self.scores.gradients()]

@@ -26,7 +26,6 @@ class Terms:
     """
 
     classes: int
-    ignore_index: int | None
     label_smoothing: float
     class_weight: Tensor | None
     z_loss: float
@@ -36,17 +35,15 @@ class Terms:
         return float(self.classes) if self.class_weight is None else self.class_weight.sum()
 
     def counted(self, target: Tensor) -> Tensor:  # (n,) -> (n,) bool
-        """Which targets are not ignored."""
-        if self.ignore_index is None:
-            return torch.ones_like(target, dtype=torch.bool)
-        return target != self.ignore_index
+        """Which targets are not ignored; those that are, are -1."""
+        return target >= 0
 
     def target_weights(self, target: Tensor, dtype: torch.dtype) -> Tensor:  # (n,) -> (n,)
         """``w_y``, 0 where ignored."""
         counted = self.counted(target)
         if self.class_weight is None:
             return counted.to(dtype)
-        return self.class_weight.index_select(0, target.clamp(0, self.classes - 1)) * counted
+        return self.class_weight.index_select(0, target.clamp_min(0)) * counted
 
     def divisors(self, target: Tensor, dtype: torch.dtype, reduction: str) -> tuple[Tensor | float, Tensor | float]:
         """What a mean divides by: the weights of the targets, and for the z-loss how many there are."""
@@ -63,7 +60,7 @@ class Sums:
     """Running sums of one group of vectors, tile after tile; then losses, then gradients of the same tiles.
 
     Shape:
-        - target: ``(n,)``, int64, in range or ignored
+        - target: ``(n,)``, int64, in range or -1 where ignored
         - tiles: ``(stop - start, n)``
     """
 

@@ -8,7 +8,7 @@ on is settled here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,14 +17,10 @@ from torch import Tensor
 
 from tensorbed.backends import native
 from tensorbed.backends.native.chains import TYPES, is_ready
-from tensorbed.backends.scores.projection import Part, Projection, Tape, Vectors, Way
 from tensorbed.dispatch import differentiable_once, is_plain, is_recorded
 
 if TYPE_CHECKING:
     from tensorbed import _native
-
-_ROWS = 2**20  # numbers of rows made at once where there are no kernels for them
-_MAKE = 3  # multiply-adds that making a number from its code is worth, where it stays in a cache
 
 
 @dataclass(frozen=True)
@@ -222,14 +218,13 @@ class _Rows(torch.autograd.Function):
         return None, None, ctx.coded.with_constants(*constants).gradient(index, grad)
 
 
-def sums(coded: Coded, start: int, stop: int, tables: Tensor, out: Tensor) -> bool:
-    """``out[i] = sum of tables[m * words + codes[start + i, m]]``, if the kernels can.
+def sums(block: Coded, tables: Tensor, out: Tensor) -> bool:
+    """``out[i] = sum of tables[m * words + codes[i, m]]``, if the kernels can.
 
     Shape:
         - tables: ``(parts * words, n)``
-        - out: ``(stop - start, n)``
+        - out: ``(rows, n)``
     """
-    block = coded.part(start, stop)
     if not _can_score(block, tables, out):
         return False
     n, threads = out.shape[1], torch.get_num_threads()
@@ -237,81 +232,20 @@ def sums(coded: Coded, start: int, stop: int, tables: Tensor, out: Tensor) -> bo
     return True
 
 
+def scores(block: Coded, x: Tensor, out: Tensor) -> bool:
+    """``out = rows @ x``, if the kernels can.
+
+    Shape:
+        - x: ``(cols, n)``
+        - out: ``(rows, n)``
+    """
+    if not _can_score(block, x, out):
+        return False
+    n, threads = out.shape[1], torch.get_num_threads()
+    block.handle().scores(TYPES[out.dtype], x.data_ptr(), n, out.data_ptr(), threads)
+    return True
+
+
 def _can_score(coded: Coded, x: Tensor, out: Tensor) -> bool:
     ready = all(is_ready(t, out.dtype) and t.is_contiguous() for t in (x, out))
     return ready and out.dtype in (torch.float32, torch.float64) and coded.floats.dtype == out.dtype and coded.known()
-
-
-def ways(of: Way, open: Callable[[Sequence[Tensor], torch.dtype], Projection]) -> list[Way]:
-    """Scores straight from the codes, where there are kernels; ``of`` is the way by rows of the same table."""
-    if not native.available:
-        return []
-    return [
-        replace(
-            of,
-            name="codes",
-            making=_MAKE * of.making_numbers,
-            making_numbers=0,
-            by_block=False,
-            trains=False,
-            open=open,
-        )
-    ]
-
-
-class CodedProducts(Projection):
-    """Rows are made in a cache and multiplied there; without gradients.
-
-    Args:
-        block: ``(start, stop)`` to those rows as codes, floats in the dtype to compute in.
-        plain: ``(start, stop)`` to those rows themselves, where the kernels do not know the tensors.
-        turn: ``(cols, cols)``, what rows are multiplied by.
-    """
-
-    def __init__(
-        self, block: Callable[[int, int], Coded], plain: Callable[[int, int], Tensor], turn: Tensor | None = None
-    ) -> None:
-        super().__init__(wanted=False)
-        self.block, self.plain, self.turn = block, plain, turn
-
-    def vectors(self, x: Tensor, *, grad: bool) -> Vectors:
-        assert not grad
-        data = x.T.contiguous()
-        turned = _Turned(data, None)
-        turned.made = data if self.turn is None else self.turn @ data
-        return turned
-
-    def part(self, start: int, stop: int) -> Part:
-        return _Block(self, start, stop)
-
-    def gradients(self) -> list[Tensor | None]:
-        return []
-
-
-class _Turned(Vectors):
-    made: Tensor
-
-
-class _Block(Part):
-    def __init__(self, owner: CodedProducts, start: int, stop: int) -> None:
-        self.owner, self.at = owner, (start, stop)
-
-    def scores(self, vectors: Vectors, out: Tensor, tape: Tape) -> None:
-        assert isinstance(vectors, _Turned)
-        block, x = self.owner.block(*self.at), vectors.made
-        if not _can_score(block, x, out):
-            self._plainly(vectors.data, out)
-            return
-        n, threads = out.shape[1], torch.get_num_threads()
-        block.handle().scores(TYPES[out.dtype], x.data_ptr(), n, out.data_ptr(), threads)
-
-    def _plainly(self, x: Tensor, out: Tensor) -> None:
-        """Some rows at a time: this block is as high as one of which none is made."""
-        start, stop = self.at
-        height = max(1, _ROWS // x.shape[0])
-        for a in range(start, stop, height):
-            b = min(a + height, stop)
-            torch.mm(self.owner.plain(a, b), x, out=out[a - start : b - start])
-
-    def backward(self, vectors: Vectors, grad: Tensor, tape: Tape) -> None:
-        raise NotImplementedError("a way without gradients is taken for scores alone.")

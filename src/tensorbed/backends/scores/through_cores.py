@@ -9,17 +9,18 @@ Each step is one matrix, the core, times every vector and prefix at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import combinations, pairwise
 from math import prod
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tensorbed.backends.chain import Chain
-from tensorbed.backends.scores.projection import Part, Projection, Tape, Vectors, Way, each_of, leaves_of
+from tensorbed.backends.scores.scoring import Block, Cost, Scorable, Scores, Scoring, Vectors
 from tensorbed.dispatch import recording
 
 _FEW = 16  # columns up to which products are better with the roles of their factors exchanged
@@ -40,17 +41,16 @@ class Route:
         return f"cores {', '.join(reversed(names) if self.reverse else names)}"
 
 
-CoresOf = Callable[[Sequence[Tensor]], Sequence[Tensor]]
+def scorings(structure: Scorable, chain: Chain) -> list[Scoring]:
+    """Every route through the cores, which are the structure's tensors."""
+    return [Scoring(route.name, cost, partial(ThroughCores, chain, route, structure)) for route, cost in _costs(chain)]
 
 
 @lru_cache(maxsize=256)
-def ways(chain: Chain, cores_of: CoresOf = list) -> tuple[Way, ...]:
-    """Every route through the cores whose merged cores stay well below the table.
-
-    ``cores_of`` makes them from the structure's tensors, differentiably.
-    """
-    found = (_way(chain, route, cores_of) for route in _routes(chain.order))
-    return tuple(way for way in found if way is not None)
+def _costs(chain: Chain) -> tuple[tuple[Route, Cost], ...]:
+    """The routes whose merged cores stay well below the table."""
+    costs = ((route, _cost(chain, route)) for route in _routes(chain.order))
+    return tuple((route, cost) for route, cost in costs if cost is not None)
 
 
 def _routes(order: int) -> Iterator[Route]:
@@ -61,7 +61,7 @@ def _routes(order: int) -> Iterator[Route]:
         yield from (Route(groups, False), Route(groups, True))
 
 
-def _way(chain: Chain, route: Route, cores_of: CoresOf) -> Way | None:
+def _cost(chain: Chain, route: Route) -> Cost | None:
     sizes = _merged_chain(chain, route)
     merged = sum(prod(sizes.core_shape(k)) for k in range(sizes.order))
     own = sum(prod(chain.core_shape(k)) for k in range(chain.order))
@@ -70,17 +70,19 @@ def _way(chain: Chain, route: Route, cores_of: CoresOf) -> Way | None:
     steps = [_step(sizes, k) for k in range(sizes.order)]
     in_order = not route.reverse or _is_one_digit(chain)
     counts = [s.parts * s.height * s.depth * s.width for s in steps]
-    return Way(
-        name=route.name,
+    return Cost(
         multiply_adds=sum(counts),
-        making=_merging(chain, route),
-        making_numbers=merged,
-        by_block=False,
+        merging=_merging(chain, route),
+        merged=merged,
         kept=sum(s.parts * s.height * s.width for s in steps[:-1]) + (0 if in_order else prod(chain.row_factors)),
         spared=sum(counts[:-1]),
-        step=chain.rows if route.reverse else prod(sizes.row_factors[1:]),
-        open=partial(ThroughCores, chain, route, cores_of),
+        step=_rows_of_a_digit(sizes, route),
     )
+
+
+def _rows_of_a_digit(sizes: Chain, route: Route) -> int:
+    """Rows that come together; passed from the last digit all do, in another order."""
+    return sizes.rows if route.reverse else prod(sizes.row_factors[1:])
 
 
 @dataclass(frozen=True)
@@ -155,61 +157,60 @@ def _matrices(merged: Sequence[Tensor]) -> list[Tensor]:
     return [matrix.contiguous() for matrix in found]
 
 
-class ThroughCores(Projection):
-    """A chain's scores by a route."""
+class ThroughCores(Scores):
+    """A chain's scores by a route; its tensors are the cores."""
 
-    def __init__(
-        self, chain: Chain, route: Route, cores_of: CoresOf, tensors: Sequence[Tensor], dtype: torch.dtype
-    ) -> None:
-        super().__init__(any(tensor.requires_grad for tensor in tensors))
+    def __init__(self, chain: Chain, route: Route, *given: Any) -> None:
+        super().__init__(*given)
         self.chain, self.route, self.sizes = chain, route, _merged_chain(chain, route)
-        self.leaves = leaves_of(tensors, dtype)
-        with recording(self.wanted):
-            self.graph = _matrices(_merge(cores_of(self.leaves), route))
+        self.step = _rows_of_a_digit(self.sizes, route)
+        with recording(bool(self.trained)):
+            self.graph = _matrices(_merge(list(self.tensors.values()), route))
         self.matrices = [matrix.detach() for matrix in self.graph]
-        self.grads = [torch.zeros_like(matrix) for matrix in self.matrices] if self.wanted else []
+        self.matrix_grads = [torch.zeros_like(matrix) for matrix in self.matrices] if self.trained else []
+        # What went into each core after the first, for backward; by block where all is kept.
+        self._tapes: dict[int, list[Tensor]] = {}
+        self._on_tape: dict[int, tuple[int, Vectors]] = {}
 
-    def vectors(self, x: Tensor, *, grad: bool) -> Vectors:  # (n, cols)
+    def turned(self, x: Tensor) -> Tensor:  # (n, cols) -> (cols, n)
         """For a reversed route the last column factor comes first."""
-        data = self._turned(x.T, self._cols) if self.route.reverse else x.T
-        data = data.contiguous()
-        return Vectors(data, torch.zeros_like(data) if grad else None)
+        factors = self.sizes.col_factors[::-1] if self.route.reverse else self.sizes.col_factors
+        digits = x.reshape(x.shape[0], *factors)
+        order = range(len(factors), 0, -1) if self.route.reverse else range(1, len(factors) + 1)
+        return digits.permute(*order, 0).reshape(self.structure.cols, x.shape[0]).contiguous()
 
-    def gradient_of(self, vectors: Vectors) -> Tensor:  # -> (n, cols)
-        assert vectors.grad is not None
-        grad = self._turned(vectors.grad, self._cols[::-1]) if self.route.reverse else vectors.grad
-        return grad.T
+    def block(self, start: int, stop: int) -> Block:
+        return _ReversedRows(self, stop) if self.route.reverse else _Prefixes(self, start, stop)
 
-    @property
-    def _cols(self) -> tuple[int, ...]:
-        """Column factors in the chain's own order, merged."""
-        return self.sizes.col_factors[::-1] if self.route.reverse else self.sizes.col_factors
+    def tape(self, start: int, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+        """Room that is written over by the next block, or by the same one's next vectors. The first are the largest."""
+        key = start if self.keeps else 0
+        if key not in self._tapes:
+            self._tapes[key] = [self.matrices[0].new_empty(prod(shape)) for shape in shapes]
+        pairs = zip(self._tapes[key], shapes, strict=True)
+        return [room[: prod(shape)].view(shape) for room, shape in pairs]
 
-    @staticmethod
-    def _turned(tensor: Tensor, factors: tuple[int, ...]) -> Tensor:  # (prod(factors), n) -> (prod(factors), n)
-        """The digits of the first axis in reverse."""
-        n = tensor.shape[1]
-        order = len(factors)
-        return tensor.reshape(*factors, n).permute(*reversed(range(order)), order).reshape(-1, n)
-
-    def part(self, start: int, stop: int) -> Part:
-        return _ReversedPart(self) if self.route.reverse else _Prefixes(self, start, stop)
+    def writes_tape(self, start: int, vectors: Vectors) -> bool:
+        """Whether that of these vectors has to be written; from now on it is there."""
+        key, entry = start if self.keeps else 0, (start, vectors)
+        is_there = self._on_tape.get(key) == entry
+        self._on_tape[key] = entry
+        return not is_there
 
     def gradients(self) -> list[Tensor | None]:
-        trained = [leaf for leaf in self.leaves if leaf.requires_grad]
-        if not trained:
-            return each_of(self.leaves, ())
-        # A core that is frozen may be alone in its matrix.
-        pairs = [(m, grad) for m, grad in zip(self.graph, self.grads, strict=True) if m.requires_grad]
-        made = torch.autograd.grad([m for m, _ in pairs], trained, [grad for _, grad in pairs])
-        return each_of(self.leaves, made)
+        if self.trained:
+            # A core that is frozen may be alone in its matrix.
+            pairs = [(m, grad) for m, grad in zip(self.graph, self.matrix_grads, strict=True) if m.requires_grad]
+            leaves = [self.tensors[name] for name in self.trained]
+            self.add(self.trained, torch.autograd.grad([m for m, _ in pairs], leaves, [grad for _, grad in pairs]))
+        return super().gradients()
 
 
-class _Prefixes(Part):
+class _Prefixes(Block):
     """Rows from one value of the first digit to another, cut at the end of the table."""
 
     def __init__(self, owner: ThroughCores, start: int, stop: int) -> None:
-        self.owner, self.rows = owner, stop - start
+        self.owner, self.start, self.rows = owner, start, stop - start
         each = prod(owner.sizes.row_factors[1:])
         self.first = slice(start // each, -(-stop // each))
         self.digits = self.first.stop - self.first.start
@@ -220,67 +221,71 @@ class _Prefixes(Part):
         step = _step(self.owner.sizes, k)
         return step.parts // self.owner.sizes.row_factors[0] * self.digits, step.depth, step.width * n
 
-    def tape(self, n: int, room: Tape | None = None) -> Tape:
-        like, shapes = self.owner.matrices[0], [self._shape(k, n) for k in range(1, self.owner.sizes.order)]
-        if room is None:
-            return [like.new_empty(shape) for shape in shapes]
-        return [one.view(-1)[: prod(shape)].view(shape) for one, shape in zip(room, shapes, strict=True)]
+    def _tape(self, vectors: Vectors) -> list[Tensor]:
+        """What goes into the steps after the first, computed unless it is there."""
+        owner, n = self.owner, vectors.data.shape[1]
+        tape = owner.tape(self.start, [self._shape(k, n) for k in range(1, owner.sizes.order)])
+        if owner.writes_tape(self.start, vectors):
+            first = owner.matrices[0][self.first].flatten(0, 1)
+            _start(first, vectors.data.view(first.shape[1], -1), tape[0], owner.sizes.joint, n)
+            for k, matrix in enumerate(owner.matrices[1:-1]):
+                _times(matrix, tape[k], tape[k + 1].view(tape[k].shape[0], matrix.shape[0], -1))
+        return tape
 
-    def scores(self, vectors: Vectors, out: Tensor, tape: Tape) -> None:
-        self.refill(vectors, tape)
-        made, matrix, n = tape[-1], self.owner.matrices[-1], vectors.count
+    def scores(self, vectors: Vectors, out: Tensor) -> None:
+        last, matrix, n = self._tape(vectors)[-1], self.owner.matrices[-1], out.shape[1]
         if self.padded == self.rows:
-            _times(matrix, made, out.view(made.shape[0], matrix.shape[0], n))
+            _times(matrix, last, out.view(last.shape[0], matrix.shape[0], n))
         else:
-            whole = out.new_empty(made.shape[0], matrix.shape[0], n)
-            _times(matrix, made, whole)
+            whole = out.new_empty(last.shape[0], matrix.shape[0], n)
+            _times(matrix, last, whole)
             out.copy_(whole.view(-1, n)[: self.rows])
 
-    def refill(self, vectors: Vectors, tape: Tape) -> None:
-        first, data = self.owner.matrices[0][self.first].flatten(0, 1), vectors.data
-        _start(first, data.view(first.shape[1], -1), tape[0], self.owner.sizes.joint, vectors.count)
-        for k, matrix in enumerate(self.owner.matrices[1:-1]):
-            _times(matrix, tape[k], tape[k + 1].view(tape[k].shape[0], matrix.shape[0], -1))
-
-    def backward(self, vectors: Vectors, grad: Tensor, tape: Tape) -> None:
-        owner, n = self.owner, vectors.count
+    def backward(self, vectors: Vectors, grad: Tensor) -> None:
+        owner, n, tape = self.owner, grad.shape[1], self._tape(vectors)
         if self.padded != self.rows:
             grad = torch.cat([grad, grad.new_zeros(self.padded - self.rows, n)])
         for k in reversed(range(1, owner.sizes.order)):
             matrix, into = owner.matrices[k], tape[k - 1]
             grad = grad.reshape(into.shape[0], matrix.shape[0], -1)
-            if owner.wanted:
-                _add_outer(owner.grads[k], grad, into)
+            if owner.trained:
+                _add_outer(owner.matrix_grads[k], grad, into)
             grad = _transposed_times(matrix, grad)
         first, data = owner.matrices[0][self.first], vectors.data.view(owner.matrices[0].shape[2], -1)
         grad = _undo_start(grad, first.shape[0] * first.shape[1], owner.sizes.joint, n)
         if vectors.grad is not None:
             vectors.grad.view(data.shape).addmm_(first.flatten(0, 1).T, grad)
-        if owner.wanted:
-            owner.grads[0][self.first].view(-1, first.shape[2]).addmm_(grad, data.T)
+        if owner.trained:
+            owner.matrix_grads[0][self.first].view(-1, first.shape[2]).addmm_(grad, data.T)
 
 
-class _ReversedPart(_Prefixes):
-    """All rows at once: passed from the last digit they come out in another order."""
+class _ReversedRows(_Prefixes):
+    """All rows at once: passed from the last digit they come out in another order, padded ones between them."""
 
-    def __init__(self, owner: ThroughCores) -> None:
+    def __init__(self, owner: ThroughCores, rows: int) -> None:
         super().__init__(owner, 0, prod(owner.sizes.row_factors))
-        self.factors = owner.sizes.row_factors
+        self.real, self.in_order = rows, _is_one_digit(owner.chain)
 
-    def scores(self, vectors: Vectors, out: Tensor, tape: Tape) -> None:
-        if _is_one_digit(self.owner.chain) and out.shape[0] == self.rows:
-            super().scores(vectors, out, tape)
+    def scores(self, vectors: Vectors, out: Tensor) -> None:
+        if self.in_order and self.real == self.rows:
+            super().scores(vectors, out)
             return
-        turned = out.new_empty(self.rows, vectors.count)
-        super().scores(vectors, turned, tape)
-        out.copy_(ThroughCores._turned(turned, self.factors)[: out.shape[0]])
+        reversed_rows = out.new_empty(self.rows, out.shape[1])
+        super().scores(vectors, reversed_rows)
+        out.copy_(_reversed_digits(reversed_rows, self.owner.sizes.row_factors)[: self.real])
 
-    def backward(self, vectors: Vectors, grad: Tensor, tape: Tape) -> None:
-        if grad.shape[0] != self.rows:
-            grad = torch.cat([grad, grad.new_zeros(self.rows - grad.shape[0], vectors.count)])
-        if not _is_one_digit(self.owner.chain):
-            grad = ThroughCores._turned(grad, self.factors[::-1])
-        super().backward(vectors, grad, tape)
+    def backward(self, vectors: Vectors, grad: Tensor) -> None:
+        if self.real != self.rows:
+            grad = torch.cat([grad, grad.new_zeros(self.rows - self.real, grad.shape[1])])
+        if not self.in_order:
+            grad = _reversed_digits(grad, self.owner.sizes.row_factors[::-1])
+        super().backward(vectors, grad)
+
+
+def _reversed_digits(tensor: Tensor, factors: Sequence[int]) -> Tensor:  # (prod(factors), n) -> (prod(factors), n)
+    """The digits of the first axis in reverse."""
+    n, order = tensor.shape[1], len(factors)
+    return tensor.reshape(*factors, n).permute(*reversed(range(order)), order).reshape(-1, n)
 
 
 def _is_one_digit(chain: Chain) -> bool:

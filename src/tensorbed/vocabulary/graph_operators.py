@@ -14,11 +14,11 @@ from torch import Tensor
 from tensorbed.dispatch import working_dtype
 from tensorbed.structures import Structure
 from tensorbed.structures.registry import read, registered
-from tensorbed.vocabulary import choices
+from tensorbed.vocabulary import sampling
+from tensorbed.vocabulary.checks import check_targets
 from tensorbed.vocabulary.logits import differentiated, scored
 from tensorbed.vocabulary.loss import Asked, Options, differentiate, evaluate, in_dtypes
 from tensorbed.vocabulary.scorer import Vocabulary
-from tensorbed.vocabulary.targets import check_targets
 
 
 def can_trace(structure: Structure) -> bool:
@@ -247,7 +247,7 @@ def traced_topk(v: Vocabulary, x: Tensor, k: int, memory_budget: int | None) -> 
 )
 def _topk_op(x: Tensor, *given: Any) -> list[Tensor]:
     *table, k, memory_budget = given
-    return list(choices.topk(_vocabulary(*table), x, k, memory_budget))
+    return list(sampling.topk(_vocabulary(*table), x, k, memory_budget))
 
 
 @_topk_op.register_fake

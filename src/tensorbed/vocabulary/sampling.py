@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -29,12 +28,14 @@ def topk(vocabulary: Vocabulary, x: Tensor, k: int, memory_budget: int | None) -
     """The ``k`` largest scores of each vector."""
     best = TopK(x.new_empty(x.shape[0], k), torch.empty(x.shape[0], k, dtype=torch.int64, device=x.device))
     with full_precision(x):
-        for at, tiles in _tiles(vocabulary, x, memory_budget, None):
+        scorer = scorer_of(vocabulary.detached(), x.detach(), memory_budget)
+        buffer = scorer.buffer()
+        for group in scorer.groups():
             found: tuple[Tensor, Tensor] | None = None
-            for start, tile in tiles:
+            for start, _, tile in scorer.tiles(group, buffer, by_vector=True):
                 found = _merged(found, tile.T, start, k)
             if found is not None:
-                best.values[at], best.indices[at] = found
+                best.values[group.at], best.indices[group.at] = found[0], scorer.row(found[1])
     return best
 
 
@@ -75,12 +76,14 @@ def sample(
         return indices.gather(1, chosen)[:, 0]
     chosen = torch.empty(x.shape[0], dtype=torch.int64, device=x.device)
     with full_precision(x):
-        for at, tiles in _tiles(vocabulary, x, memory_budget, softcap):
+        scorer = scorer_of(vocabulary.detached(), x.detach(), memory_budget, softcap=softcap)
+        buffer = scorer.buffer()
+        for group in scorer.groups():
             found: tuple[Tensor, Tensor] | None = None
-            for start, tile in tiles:
-                found = _merged(found, _with_noise(tile, temperature, generator).T, start, 1)
+            for start, _, tile in scorer.tiles(group, buffer, by_vector=True):
+                found = _merged(found, _with_noise(tile.T, temperature, generator), start, 1)
             if found is not None:
-                chosen[at] = found[1][:, 0]
+                chosen[group.at] = scorer.row(found[1][:, 0])
     return chosen
 
 
@@ -96,19 +99,3 @@ def drawn(scores: Tensor, temperature: float, top_k: int | None, generator: torc
     if temperature == 0:
         return indices[..., 0]
     return indices.gather(-1, _with_noise(values, temperature, generator).argmax(-1, keepdim=True))[..., 0]
-
-
-def _tiles(
-    vocabulary: Vocabulary, x: Tensor, memory_budget: int | None, softcap: float | None
-) -> Iterator[tuple[slice, Iterator[tuple[int, Tensor]]]]:
-    """Groups of vectors, and for each its tiles of scores ``(rows, n)`` with the row they begin at."""
-    scorer = scorer_of(vocabulary.detached(), x.detach(), memory_budget, softcap=softcap)
-    wide = x.detach().to(working_dtype(x, *vocabulary.tensors))
-    buffer = scorer.buffer(wide)
-
-    def tiles(at: slice) -> Iterator[tuple[int, Tensor]]:
-        for start, _, tile, _ in scorer.tiles(scorer.vectors(wide[at], grad=False), buffer):
-            yield start, tile
-
-    for at in scorer.schedule.groups():
-        yield at, tiles(at)

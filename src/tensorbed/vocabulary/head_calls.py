@@ -13,12 +13,8 @@ from tensorbed.checks import require_int, require_number
 from tensorbed.dispatch import is_autocast, is_exporting, is_recorded, is_traced, is_transformed, working_dtype
 from tensorbed.functional import check_params
 from tensorbed.structures import Params, Structure
-from tensorbed.vocabulary import choices, logits, operators, reference
-from tensorbed.vocabulary.choices import TopK
-from tensorbed.vocabulary.loss import Asked, Options, cross_entropy
-from tensorbed.vocabulary.schedule import Task
-from tensorbed.vocabulary.scorer import Vocabulary
-from tensorbed.vocabulary.targets import (
+from tensorbed.vocabulary import graph_operators, logits, reference, sampling
+from tensorbed.vocabulary.checks import (
     check_budget,
     check_class_weight,
     check_hidden,
@@ -31,8 +27,12 @@ from tensorbed.vocabulary.targets import (
     check_together,
     checked_targets,
 )
+from tensorbed.vocabulary.loss import Asked, Options, cross_entropy
+from tensorbed.vocabulary.sampling import TopK
+from tensorbed.vocabulary.scorer import Vocabulary
 
 IMPLS = ("auto", "reference")
+_TILES, _GRAPH, _PLAIN = "tiles", "graph", "plain"
 
 
 def linear_cross_entropy(
@@ -93,11 +93,11 @@ def vocabulary_of(table: Structure | torch.nn.Module, params: Params | None, bia
         return Vocabulary(table, tuple(params[spec.name] for spec in table.tensors()), bias)
     if params is not None:
         raise TypeError(f"params= goes with a structure; {type(table).__name__} has its own tensors.")
-    made = getattr(table, "vocabulary", None)
-    if not callable(made):
+    vocabulary_with = getattr(table, "vocabulary", None)
+    if not callable(vocabulary_with):
         raise TypeError(f"expected a layer of tensorbed or a structure with params=, got {type(table).__name__}.")
-    found: Vocabulary = made(bias)
-    return found
+    vocabulary: Vocabulary = vocabulary_with(bias)
+    return vocabulary
 
 
 def loss_of(
@@ -138,45 +138,37 @@ def check_impl(impl: str) -> None:
 
 
 def _by_any_means(asked: Asked, impl: str) -> Tensor:
-    """The loss by the operators in a graph, by plain PyTorch where those cannot go, and else tile by tile."""
-    plain = _is_plain_only(asked.x)
-    if is_traced(asked.x) and not plain and impl == "auto" and operators.can_trace(asked.structure):
-        return operators.traced_cross_entropy(asked)
-    if is_traced(asked.x) and not plain:
-        checked = checked_targets(asked.target, asked.structure.rows, asked.options.ignore_index)
-        return reference.cross_entropy(replace(asked, target=checked))
-    if not asked.target.is_meta and not plain and not is_traced(asked.target):
-        check_targets(asked.target, asked.structure.rows, asked.options.ignore_index)
-    if impl == "reference" or plain:
-        return reference.cross_entropy(asked)
-    fused = _fused(asked)
-    return cross_entropy(asked) if fused is None else fused
+    path = _path(asked.structure, asked.x, impl)
+    if path == _GRAPH:
+        return graph_operators.traced_cross_entropy(asked)
+    asked = _with_checked_targets(asked)
+    return cross_entropy(asked) if path == _TILES else reference.cross_entropy(asked)
 
 
-def _is_plain_only(x: Tensor) -> bool:
-    """Whether only the plain twins follow: transforms, exports, recordings, tensors without values."""
-    return is_exporting() or x.is_meta or is_transformed() or is_recorded()
+def _path(structure: Structure, h: Tensor, impl: str = "auto") -> str:
+    """Tile by tile; in a graph by operators; by all logits in plain PyTorch where neither can go."""
+    if impl == "reference" or _is_plain_only(h):
+        return _PLAIN
+    if not is_traced(h):
+        return _TILES
+    return _GRAPH if graph_operators.can_trace(structure) else _PLAIN
 
 
-def _fused(asked: Asked) -> Tensor | None:
-    """The structure's own fused loss, where it has one and it does what is asked."""
-    options, vocabulary = asked.options, asked.vocabulary
-    if options.label_smoothing or options.z_loss or options.softcap is not None or options.ignore_index is None:
-        return None
-    # Where no target counts, or has a weight, torch's own gives vectors that are ignored a gradient of nan.
-    if vocabulary.padding_row is not None or not bool(asked.terms().target_weights(asked.target, asked.dtype).sum()):
-        return None
-    task = Task.of(vocabulary.structure, asked.x.shape[0], working_dtype(asked.x).itemsize, options.memory_budget)
-    return vocabulary.structure.cross_entropy(
-        vocabulary.structure.named(vocabulary.tensors),
-        asked.x.to(vocabulary.tensors[0].dtype),
-        asked.target,
-        chunk=max(1, min(task.numbers // vocabulary.structure.rows, task.tokens)),
-        linear_bias=vocabulary.bias,
-        weight=asked.class_weight,
-        reduction=options.reduction,
-        ignore_index=options.ignore_index,
-    )
+def _is_plain_only(h: Tensor) -> bool:
+    """In transforms, exports and recordings, and for tensors without values."""
+    return is_exporting() or h.is_meta or is_transformed() or is_recorded()
+
+
+def _with_checked_targets(asked: Asked) -> Asked:
+    """Checked where there are values, or by an operator when a graph runs."""
+    if _is_plain_only(asked.x):
+        return asked
+    told = asked.target, asked.structure.rows, asked.options.ignore_index
+    if is_traced(asked.x):
+        return replace(asked, target=checked_targets(*told))
+    if not asked.target.is_meta and not is_traced(asked.target):
+        check_targets(*told)
+    return asked
 
 
 def _shown_dtype(h: Tensor) -> torch.dtype:
@@ -191,16 +183,11 @@ def logits_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, impl
     check_impl(impl)
     if is_autocast(h) and torch.float64 not in (h.dtype, *(t.dtype for t in vocabulary.tensors)):
         h = h.to(torch.get_autocast_dtype(h.device.type))
-    if impl == "reference" or _is_plain_only(h):
+    path = _path(structure, h, impl)
+    if path == _PLAIN:
         return reference.logits(vocabulary, h)
-    x = h.reshape(-1, structure.cols)
-    if not is_traced(h):
-        made = logits.logits(vocabulary, x, memory_budget)
-    elif operators.can_trace(structure):
-        made = operators.traced_logits(vocabulary, x, memory_budget)
-    else:
-        return reference.logits(vocabulary, h)
-    return made.reshape(*h.shape[:-1], structure.rows)
+    compute = graph_operators.traced_logits if path == _GRAPH else logits.logits
+    return compute(vocabulary, h.reshape(-1, structure.cols), memory_budget).reshape(*h.shape[:-1], structure.rows)
 
 
 def topk_of(vocabulary: Vocabulary, h: Tensor, k: int, memory_budget: int | None) -> TopK:
@@ -209,11 +196,12 @@ def topk_of(vocabulary: Vocabulary, h: Tensor, k: int, memory_budget: int | None
     _check(vocabulary, h, memory_budget)
     if not 1 <= require_int(k, "k") <= structure.rows:
         raise ValueError(f"k={k}: there are {structure.rows} classes to choose from (1 to {structure.rows}).")
-    x = h.reshape(-1, structure.cols)
-    if _is_plain_only(h) or (is_traced(h) and not operators.can_trace(structure)):
+    path = _path(structure, h)
+    if path == _PLAIN:
         return TopK(*torch.topk(reference.logits(vocabulary, h).detach(), k))
-    found = (operators.traced_topk if is_traced(h) else choices.topk)(vocabulary, x, k, memory_budget)
-    return TopK(*(t.reshape(*h.shape[:-1], k) for t in found))
+    compute = graph_operators.traced_topk if path == _GRAPH else sampling.topk
+    values, indices = compute(vocabulary, h.reshape(-1, structure.cols), k, memory_budget)
+    return TopK(values.reshape(*h.shape[:-1], k), indices.reshape(*h.shape[:-1], k))
 
 
 def sample_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, **options: Any) -> Tensor:
@@ -225,9 +213,9 @@ def sample_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, **op
     top_k = options["top_k"]
     if top_k is not None and not 1 <= require_int(top_k, "top_k") <= structure.rows:
         raise ValueError(f"top_k={top_k}: there are {structure.rows} classes to choose from (1 to {structure.rows}).")
-    if is_traced(h) or _is_plain_only(h):
+    if _path(structure, h) != _TILES:
         softcap = options.pop("softcap")
         scores = reference.scores(vocabulary.detached(), h.detach())
-        return choices.drawn(scores if softcap is None else softcap * torch.tanh(scores / softcap), **options)
-    found = choices.sample(vocabulary, h.reshape(-1, structure.cols), memory_budget=memory_budget, **options)
-    return found.reshape(h.shape[:-1])
+        return sampling.drawn(scores if softcap is None else softcap * torch.tanh(scores / softcap), **options)
+    drawn = sampling.sample(vocabulary, h.reshape(-1, structure.cols), memory_budget=memory_budget, **options)
+    return drawn.reshape(h.shape[:-1])
