@@ -1,6 +1,7 @@
 """Embedding tables as tensor trains, tensor rings and other structured matrices, for PyTorch."""
 
 from tensorbed import functional, indexing, structures
+from tensorbed import integrations as _integrations  # noqa: F401 - enters the adapters of other libraries
 from tensorbed._version import __version__
 from tensorbed.compress.planning import plan
 from tensorbed.compress.replacing import compress_

@@ -16,7 +16,7 @@ from tensorbed.compress.finding import MIN_ROWS, declared_heads
 from tensorbed.decompose.powers import far_exponent, frobenius, shifted
 from tensorbed.files.checksums import Checksums
 from tensorbed.files.header import FORMAT, opened
-from tensorbed.files.saving import described_in, layers_in
+from tensorbed.files.saving import contents_of
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 from tensorbed.printable import printable
@@ -115,8 +115,8 @@ def inspect(what: nn.Module | str | os.PathLike[str]) -> Inspection:
         return _of_model(what)
     if (plain := _of_plain_file(Path(what))) is not None:
         return plain
-    version = described_in(what)["version"]
-    return Inspection(tuple(_of_layer(name, layer) for name, layer in layers_in(what).items()), version)
+    contents = contents_of(what)
+    return Inspection(tuple(_of_layer(name, layer) for name, layer in contents.layers.items()), contents.version)
 
 
 def _of_plain_file(path: Path) -> Inspection | None:
