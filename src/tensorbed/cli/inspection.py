@@ -20,18 +20,14 @@ from tensorbed.files.saving import contents_of
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 from tensorbed.printable import printable
-from tensorbed.structures.dense import Dense
 from tensorbed.structures.explanation import aligned
-from tensorbed.structures.formats import Budget, Format, OutOfReachError
-from tensorbed.structures.product_quantized import ProductQuantized
-from tensorbed.structures.quantized_rows import QuantizedRows
+from tensorbed.structures.formats import Budget, OutOfReachError
+from tensorbed.structures.registry import formats, plain_format
 
 _TALL = 4  # times as many rows as columns: most weights that are no tables have fewer
 _ROWS = 4096  # a table is looked at through so many of its rows
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 24
-# What a trained table may become without training.
-_POSSIBLE: tuple[Format, ...] = (QuantizedRows(bits=8), QuantizedRows(bits=4), ProductQuantized(ratio=14))
 
 
 @dataclass(frozen=True)
@@ -193,17 +189,18 @@ def _of_layer(name: str, layer: StructuredTable, tied: bool = False) -> Inspecte
 def _of_dense(name: str, module: nn.Module, tied: bool) -> Inspected:
     weight: Tensor = module.weight  # type: ignore[assignment]
     budget = Budget(len(weight), weight.shape[1], weight.dtype)
+    plain = plain_format().bind(budget)
     rows = weight[_picked(len(weight)).to(weight.device)]
     possible = []
     finite = _is_finite(weight)
-    for format in () if tied or not finite else _POSSIBLE:
+    for format in (format for kind in formats() for format in kind.without_training() if finite and not tied):
         with suppress(OutOfReachError):
             possible.append((repr(format), budget.ratio(format.bind(budget))))
     return Inspected(
         name=name,
         layer=f"{type(module).__name__}{' (tied)' if tied else ''}",
-        kind="dense",
-        sizes=Dense().bind(budget).summary,
+        kind=plain.kind,
+        sizes=plain.summary,
         numbers=weight.numel(),
         bytes=weight.numel() * weight.element_size(),
         ratio=1.0,

@@ -76,6 +76,7 @@ class DenseMatrix(Structure):
 class Dense(Format):
     """``tb.Dense()``: an ordinary table, for baselines that differ in one argument."""
 
+    is_plain: ClassVar[bool] = True
     suits_heads: ClassVar[bool] = True
 
     def bind(self, budget: Budget) -> DenseMatrix:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,14 +73,54 @@ class OutOfRangeError(ValueError):
     """A table of numbers so large or so small that its dtype cannot hold a fit to it."""
 
 
-class Format(ABC):
-    """A small configuration that becomes a structure when it meets a table's size."""
+class Spelling(NamedTuple):
+    """A format as the command line names it: one whose size is settled, or what makes one of a ``ratio=``."""
 
+    format: Format | Callable[..., Format]
+    help: str
+
+
+class Format(ABC):
+    """A small configuration that becomes a structure when it meets a table's size.
+
+    What others have to know of a format it says itself: how it is named on the command line, what plans weigh of it,
+    what becomes of a trained table. They ask all of :func:`tensorbed.structures.registry.formats` and name none.
+    """
+
+    known: ClassVar[dict[str, type[Format]]] = {}  # all of them, by name
+    is_plain: ClassVar[bool] = False  # whether it is the table itself, where nothing is gained by another
     sample_rows: ClassVar[int] = 2**13  # rows that tell the error of a table
-    suits_heads: ClassVar[bool] = (
-        False  # whether fits to a trained vocabulary head leave its scores nearly as they were
-    )
+    suits_heads: ClassVar[bool] = False  # whether fits to a trained vocabulary head leave its scores nearly as they are
     squares_numbers: ClassVar[bool] = False  # whether a fit wants numbers that can be squared, see :func:`fitted`
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Format.known[cls.__qualname__] = cls
+
+    @classmethod
+    def spellings(cls) -> Mapping[str, Spelling]:
+        """Its names on the command line."""
+        return {}
+
+    @classmethod
+    def candidates(cls, ratio: float) -> Iterable[Format]:
+        """What a plan weighs for a trained table where tables are to be that many times smaller."""
+        return ()
+
+    @classmethod
+    def candidates_to_train(cls, ratio: float) -> Iterable[Format]:
+        """The same for a table that is trained from scratch."""
+        return ()
+
+    @classmethod
+    def without_training(cls) -> Iterable[Format]:
+        """What a trained table may become without being trained again."""
+        return ()
+
+    @property
+    def weighs_use(self) -> bool:
+        """Whether :meth:`fit_to_use` is another fit than :meth:`fit`."""
+        return type(self).fit_to_use is not Format.fit_to_use
 
     @abstractmethod
     def bind(self, budget: Budget) -> Structure:

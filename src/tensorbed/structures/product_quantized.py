@@ -20,7 +20,7 @@ from tensorbed.decompose.feedback import feedback
 from tensorbed.decompose.powers import far_exponent, shifted
 from tensorbed.progress import track
 from tensorbed.structures.base import Params, Structure, TensorSpec, rounded, with_rows
-from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, Use, some_rows, written
+from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, Spelling, Use, some_rows, written
 from tensorbed.structures.registry import register
 
 _WORDS = 256  # entries of a codebook: what a byte can name
@@ -199,6 +199,18 @@ class ProductQuantized(Format):
             require_number(self.ratio, "ratio", low=0)
         require_positive(self.sweeps, "sweeps")
         require_bool(self.rotate, "rotate")
+
+    @classmethod
+    def spellings(cls) -> dict[str, Spelling]:
+        return {"pq": Spelling(cls, "product quantisation")}
+
+    @classmethod
+    def candidates(cls, ratio: float) -> list[ProductQuantized]:
+        return [cls(ratio=each) for each in (6, 7, 10, 14, 25, *([ratio] if ratio > 1 else []))]
+
+    @classmethod
+    def without_training(cls) -> list[ProductQuantized]:
+        return [cls(ratio=14)]
 
     def bind(self, budget: Budget) -> ProductQuantizedMatrix:
         if self.ratio is not None:

@@ -231,8 +231,9 @@ def _stock_ties(model: PreTrainedModel, config: TensorbedConfig) -> dict[str, st
 def _tied(model: PreTrainedModel, config: TensorbedConfig, there: set[str]) -> dict[str, str]:
     """For each layer that shares another's tensors, whose."""
     own = [(name, one["tied_to"]) for name, one in (config.layers or {}).items() if one["tied_to"] is not None]
-    pairs = {**_stock_ties(model, config), **{_place(model, name): _place(model, source) for name, source in own}}
-    return {a: b for a, b in pairs.items() if a is not None and b is not None and {a, b} <= there}
+    placed = [(_place(model, name), _place(model, source)) for name, source in own]
+    pairs = [*_stock_ties(model, config).items(), *placed]
+    return {a: b for a, b in pairs if a is not None and b is not None and {a, b} <= there}
 
 
 def _place(model: PreTrainedModel, name: str) -> str | None:
