@@ -160,6 +160,29 @@ def described(path, change):
 
 
 @pytest.mark.parametrize(
+    "layer",
+    [tb.TTEmbedding(300, 12, 3), tb.TTEmbeddingBag(300, 12, 3, mode="max"), tb.TTHead(12, 300, 3, bias=True)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_shorthands_stay_what_they_are(layer, tmp_path):
+    tb.save(layer, tmp_path / "layer")
+    assert type(tb.load(tmp_path / "layer")) is type(layer)
+    low_rank = '{"kind": "low_rank", "rows": 300, "cols": 12, "rank": 2}'
+    described(tmp_path / "layer", lambda d: edit(d, structure=low_rank))
+    with pytest.raises(ValueError, match="has a tensor train, not a low_rank table"):
+        tb.load(tmp_path / "layer")
+
+
+def test_numbers_of_a_shorthand_go_into_the_general_layer(tmp_path):
+    """It has the structure already, and an optimiser over it goes on."""
+    tb.save(nn.ModuleList([tb.TTEmbedding(300, 12, 3)]), tmp_path / "model")
+    model = nn.ModuleList([tb.Embedding(300, 12, tb.TensorTrain(rank=3))])
+    kept = list(model.parameters())
+    tb.load(tmp_path / "model", into=model)
+    assert all(one is other for one, other in zip(model.parameters(), kept, strict=True))
+
+
+@pytest.mark.parametrize(
     ("change", "match"),
     [
         (lambda d: {**d, "version": 3}, "version 3 of the format"),

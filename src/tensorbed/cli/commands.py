@@ -104,7 +104,7 @@ def inspect(
     """
     folder = what if what.suffix == ".safetensors" else _local_folder(what)
     if folder.is_dir():
-        _integration("folders")
+        _integration()
     found = look_into(folder)
     _show(found, as_json)
     if folder.is_dir() and any(one.possible for one in found.layers) and not as_json:
@@ -134,10 +134,10 @@ def plan(
     _check_size(ratio, budget)
     notes: list[str] = []
     if len(what) == 1 and not _SIZE.fullmatch(what[0]) and (Path(what[0]).exists() or "/" in what[0]):
-        folders = _integration("folders")
+        folders = _integration().folders
         model, notes = folders.load_model(folders.opened(_local_folder(Path(what[0]))))
         where = {"ratio": ratio, "budget": budget, "min_rows": min_rows or MIN_ROWS, "skip": skip or ()}
-        found, more = _integration("compressing").shown_plan(model, where)
+        found, more = _integration().compressing.shown_plan(model, where)
         notes += more
     else:
         sizes = _tables(what)
@@ -208,8 +208,8 @@ def compress(
     chosen, ratio = _format(format, ratio, budget)
     if calibrate is not None and chosen is not None and not chosen.weighs_use:
         raise typer.BadParameter(f"--calibrate is not for {format}, which cannot weigh errors by their use.")
-    texts = None if calibrate is None else _integration("verifying").read_texts(calibrate)
-    done = _integration("compressing").compress_folder(
+    texts = None if calibrate is None else _integration().verifying.read_texts(calibrate)
+    done = _integration().compressing.compress_folder(
         _local_folder(source),
         out,
         chosen,
@@ -278,7 +278,7 @@ def verify(
 
     Example: `tensorbed verify small --against all-MiniLM-L6-v2 --texts sentences.txt --min-cosine 0.99`
     """
-    verifying = _integration("verifying")
+    verifying = _integration().verifying
     lines = verifying.read_texts(texts)
     found = verifying.verify_folders(out, _local_folder(against), lines, batch=batch, max_tokens=max_tokens)
     if as_json:
@@ -312,21 +312,21 @@ def info(as_json: AsJson = False) -> None:
 
 def _local_folder(model: Path) -> Path:
     """A folder as it is given; of a model of the Hub, by its name there, the folder in its cache."""
-    return model if model.exists() else _integration("hub").local_folder(model)
+    return model if model.exists() else _integration().hub.local_folder(model)
 
 
-def _integration(name: str) -> Any:
-    """A module of the integration; only commands that read folders wait for transformers."""
-    from importlib import import_module
-
+def _integration() -> Any:
+    """The integration with its modules; only commands that read folders wait for transformers."""
     try:
-        return import_module(f"tensorbed.integrations.transformers.{name}")
+        from tensorbed.integrations import transformers
+        from tensorbed.integrations.transformers import compressing, folders, hub, verifying  # noqa: F401
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         if missing not in ("transformers", "accelerate"):
             raise
         install = 'pip install "transformers>=5.20" "accelerate>=1.10"'
         raise ValueError(f"folders of models need {missing}: {install}") from None
+    return transformers
 
 
 def _show(found: Any, as_json: bool) -> None:

@@ -16,6 +16,7 @@ from tensorbed.nn.bag import EmbeddingBag, check_mode
 from tensorbed.nn.embedding import Embedding, ScaledEmbedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.options import check_options
+from tensorbed.nn.shorthands import TTEmbedding, TTEmbeddingBag, TTHead
 from tensorbed.nn.table import StructuredTable, identity
 from tensorbed.printable import shortened
 from tensorbed.structures import Structure
@@ -25,7 +26,7 @@ from tensorbed.vocabulary.targets import check_budget
 
 VERSION = 2  # of descriptions; those of 1 name a layer's other names "same_as"
 
-# What layers have besides a structure and a dtype, by class, the most special first.
+# What layers have besides a structure and a dtype, by class, the most special first; shorthands have the same.
 _TABLE = ("padding_idx", "scale_grad_by_freq", "std", "impl")
 _OPTIONS: dict[type[StructuredTable], tuple[str, ...]] = {
     EmbeddingBag: (*_TABLE, "mode", "include_last_offset"),
@@ -33,9 +34,12 @@ _OPTIONS: dict[type[StructuredTable], tuple[str, ...]] = {
     ScaledEmbedding: (*_TABLE, "embed_scale", "rounds_scale"),
     Embedding: _TABLE,
 }
-_KINDS = {kind.__name__: kind for kind in _OPTIONS}
+# The classes by name, the most special first.
+_KINDS: dict[str, type[StructuredTable]] = {
+    kind.__name__: kind for kind in (TTEmbeddingBag, TTHead, TTEmbedding, *_OPTIONS)
+}
 # A head has a padding row where it is tied to a table that has one, and keeps it when it is saved without that table.
-_OPTIONAL: dict[type[StructuredTable], tuple[str, ...]] = {Head: ("padding_idx",)}
+_OPTIONAL = "padding_idx"
 _FLAGS = ("scale_grad_by_freq", "include_last_offset", "bias", "rounds_scale")
 _DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 
@@ -73,14 +77,18 @@ def described(layer: StructuredTable) -> dict[str, Any]:
         )
     if kind is None or text is None or known is not own:
         raise TypeError(f"a {type(layer).__name__} over {layer.structure.kind} cannot be described; register its kind.")
-    options = {name: _plain(name, getattr(layer, name)) for name in _OPTIONS[kind]}
-    options |= {name: value for name in _OPTIONAL.get(kind, ()) if (value := getattr(layer, name)) is not None}
+    options = {name: _plain(name, getattr(layer, name)) for name in _options_of(kind)}
+    options |= {} if layer.padding_idx is None else {_OPTIONAL: layer.padding_idx}
     return {"layer": kind.__name__, "structure": text, "dtype": str(layer._dtype)[6:], "options": options}
 
 
 def kind_of(layer: StructuredTable) -> type[StructuredTable] | None:
     """The class as which a layer is described."""
-    return next((kind for kind in _OPTIONS if isinstance(layer, kind)), None)
+    return next((kind for kind in _KINDS.values() if isinstance(layer, kind)), None)
+
+
+def _options_of(kind: type[StructuredTable]) -> tuple[str, ...]:
+    return next(options for general, options in _OPTIONS.items() if issubclass(kind, general))
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -98,7 +106,7 @@ def take_options(layer: StructuredTable, other: StructuredTable) -> None:
     """Make a layer behave as another of its kind and structure does."""
     kind = kind_of(other)
     assert kind is not None
-    for name in {*_OPTIONS[kind], *_OPTIONAL.get(kind, ())} - {"bias"}:
+    for name in {*_options_of(kind), _OPTIONAL} - {"bias"}:
         setattr(layer, name, getattr(other, name))
 
 
@@ -144,8 +152,8 @@ def rebuilt(description: Mapping[str, Any], device: torch.device | str | None = 
 
 def _check_options(kind: type[StructuredTable], structure: Structure, options: Mapping[str, Any]) -> None:
     """As strict as the layer's own constructor: all that it asks, of the type that it asks."""
-    needed = set(_OPTIONS[kind])
-    if unknown := set(options) - needed - set(_OPTIONAL.get(kind, ())):
+    needed = set(_options_of(kind))
+    if unknown := set(options) - needed - {_OPTIONAL}:
         raise ValueError(f"unknown options {', '.join(sorted(unknown))}")
     if lacking := needed - set(options):
         raise ValueError(f"without options {', '.join(sorted(lacking))}")
@@ -157,7 +165,7 @@ def _check_options(kind: type[StructuredTable], structure: Structure, options: M
         check_mode(options["mode"], options["scale_grad_by_freq"])
     if "embed_scale" in options:
         require_number(options["embed_scale"], "embed_scale", low=-math.inf)
-    if kind is Head:
+    if issubclass(kind, Head):
         check_budget(options["memory_budget"])
         check_head_impl(options["impl"])
     else:

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 
 from tensorbed.adapters import check_layers, tell
 from tensorbed.files.checksums import Checksums
-from tensorbed.files.description import VERSION, descriptions, kind_of, put, tables, take_options
+from tensorbed.files.description import VERSION, descriptions, put, tables, take_options
 from tensorbed.files.header import FORMAT, Contents, Stored, differently_shared, inside, opened, understood
 from tensorbed.files.writing import write_tensors
 from tensorbed.nn.bag import EmbeddingBag
@@ -328,7 +328,9 @@ def _share_biases(model: nn.Module, contents: Contents) -> None:
 
 def _is_like(old: nn.Module, layer: StructuredTable) -> bool:
     """Whether a layer can take the numbers of another into its own Parameters."""
-    if not isinstance(old, StructuredTable) or kind_of(old) != kind_of(layer) or old.structure != layer.structure:
+    if not isinstance(old, StructuredTable) or old.structure != layer.structure:
+        return False
+    if type(old).forward is not type(layer).forward:
         return False
     own = old.state_dict()
     return own.keys() == layer.state_dict().keys() and not any(tensor.is_meta for tensor in own.values())
