@@ -146,10 +146,10 @@ class StructuredTable(nn.Module):
     @torch.no_grad()
     def packed(self) -> Self:
         """The layer that is stored when training is over: frozen, smaller, and every output the same to the bit."""
-        found = self.structure.packed(self.params())
-        if found is None:
+        pack = getattr(self.structure, "packed", None)
+        if pack is None:
             raise ValueError(f"a {self.structure.kind} is trained as it is stored: there is nothing to pack.")
-        structure, tensors = found
+        structure, tensors = pack(self.params())
         # A copy in all but the tensors, which would be thrown away.
         layer = copy.deepcopy(self, {id(tensor): tensor for tensor in self.params().values()})
         for spec in self.structure.tensors():
@@ -235,7 +235,12 @@ class StructuredTable(nn.Module):
 
         ``layer.cores[k].data.copy_(...)`` writes the layer; an optimiser is given ``layer.parameters()``.
         """
-        return self.structure.cores(self.params())
+        cores = getattr(self.structure, "cores", None)
+        if cores is None:
+            names = ", ".join(spec.name for spec in self.structure.tensors())
+            raise AttributeError(f"{self.structure.kind} has no cores; its tensors are {names}.")
+        views: tuple[Tensor, ...] = cores(self.params())
+        return views
 
     @property
     def compression_ratio(self) -> float:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tensorbed.backends.scores.projection import Way, rows_of_table
-from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
+from tensorbed.structures.base import Params, Structure, TensorSpec, mean_row, scale_to_std, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format
 from tensorbed.structures.registry import register
 
@@ -37,7 +37,7 @@ class DenseMatrix(Structure):
         return p["table"].view_as(p["table"])
 
     def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
-        return replace(self, rows=rows), {"table": with_rows(p["table"], rows, self.mean_row(p))}
+        return replace(self, rows=rows), {"table": with_rows(p["table"], rows, mean_row(self, p))}
 
     @property
     def row_multiply_adds(self) -> int:

@@ -19,7 +19,7 @@ from tensorbed.decompose.clusters import k_means
 from tensorbed.decompose.feedback import feedback
 from tensorbed.decompose.powers import far_exponent, shifted
 from tensorbed.progress import track
-from tensorbed.structures.base import Params, Structure, TensorSpec, rounded, with_rows
+from tensorbed.structures.base import Params, Structure, TensorSpec, mean_row, rounded, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, Spelling, Use, some_rows, written
 from tensorbed.structures.registry import register
 
@@ -114,7 +114,7 @@ class ProductQuantizedMatrix(Structure):
         made = replace(self, rows=rows)
         if made.words < self.words:
             raise ValueError(f"a product quantised table of {self.words} entries a part cannot have {rows} rows.")
-        row = self.mean_row(p)
+        row = mean_row(self, p)
         row = row @ p["rotation"].double().T if self.rotated else row
         parts = row.view(self.parts, 1, -1)
         nearest = torch.cdist(parts, p["codebooks"].double()).argmin(2).T  # (1, parts)

@@ -15,7 +15,7 @@ from tensorbed.backends.scores.projection import Way, leaves_of
 from tensorbed.checks import require_int, require_positive
 from tensorbed.decompose.feedback import feedback
 from tensorbed.progress import track
-from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
+from tensorbed.structures.base import Params, Structure, TensorSpec, mean_row, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format, Spelling, Use
 from tensorbed.structures.registry import register
 
@@ -84,7 +84,7 @@ class QuantizedRowsMatrix(Structure):
         return coded.Quantized(self.cols, p["codes"], p["scale"], p.get("steps"), self.group, self.bits)
 
     def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
-        new = _fitted(self, self.mean_row(p), None)
+        new = _fitted(self, mean_row(self, p), None)
         return replace(self, rows=rows), {name: with_rows(tensor, rows, new[name]) for name, tensor in p.items()}
 
     @property
