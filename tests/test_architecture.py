@@ -31,7 +31,7 @@ ROOMS = (
     ("compress",),
     ("integrations",),
     ("tensorbed",),
-    ("testing", "figures", "info"),
+    ("testing", "info"),
     ("cli",),
     ("__main__",),
 )
