@@ -86,39 +86,24 @@ CONCRETE = {f"tensorbed.structures.{path.stem}" for path in (SOURCE / "structure
 FORMATS = {format.__name__ for format in formats() if format.__module__ in CONCRETE}
 
 
+# Public names, and shorthands, which are names for a structure.
+NAMING = {SOURCE / "__init__.py", SOURCE / "nn" / "shorthands.py"}
+OUTSIDE = [file for file in SOURCE.rglob("*.py") if file.parent != SOURCE / "structures" and file not in NAMING]
+
+
 def test_no_format_is_imported_outside_its_room():
-    """But for their public names and the shorthands: others ask the registry."""
+    """Others ask the registry."""
     assert len(CONCRETE) >= 9
-    for file in SOURCE.rglob("*.py"):
-        if file.parent == SOURCE / "structures" or file in (SOURCE / "__init__.py", SOURCE / "nn" / "shorthands.py"):
-            continue
+    for file in OUTSIDE:
         names = list(imported(file))
         assert not [name for name in names if any(name == c or name.startswith(f"{c}.") for c in CONCRETE)], file
         assert not [name for name in names if name.rpartition(".")[2] in FORMATS], file
 
 
-@pytest.mark.parametrize(
-    "folder",
-    [
-        "nn",
-        "fitting.py",
-        "functional.py",
-        "pooling.py",
-        "vocabulary",
-        "backends",
-        "dispatch.py",
-        "compress",
-        "files",
-        "cli",
-    ],
-)
-def test_no_structure_is_known_by_name_outside_its_file(folder):
-    """Shorthands are names for structures and the only exception."""
-    place = SOURCE / folder
-    files = [f for f in (place.rglob("*.py") if place.is_dir() else [place]) if f.name != "shorthands.py"]
-    for file in files:
-        names = {n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)}
-        assert not names & set(registered()), f"{file.name} names a structure"
+def test_no_structure_is_known_by_name_outside_its_room():
+    for file in OUTSIDE:
+        names = {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
+        assert not names & set(registered()), f"{file} names a structure"
 
 
 def test_importing_the_library_needs_torch_and_safetensors_only():
