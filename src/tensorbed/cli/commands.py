@@ -207,7 +207,8 @@ def compress(
     """
     chosen, ratio = _format(format, ratio, budget)
     if calibrate is not None and chosen is not None and not chosen.weighs_use:
-        raise typer.BadParameter(f"--calibrate is not for {format}, which cannot weigh errors by their use.")
+        able = [name for name in _SPELLINGS if (other := _format(name, None, None)[0]) and other.weighs_use]
+        raise typer.BadParameter(f"--calibrate is for {', '.join(able)} and auto; {format} cannot weigh errors.")
     texts = None if calibrate is None else _integration().verifying.read_texts(calibrate)
     done = _integration().compressing.compress_folder(
         _local_folder(source),
