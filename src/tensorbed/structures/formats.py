@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, NamedTuple
 
@@ -167,6 +168,14 @@ def fitted(format: Format, table: Tensor, budget: Budget, use: Use | None = None
     return Fit(fit.structure, {**fit.params, **back})
 
 
+def largest_size(
+    sizes: Sequence[int], structure: Callable[[int], Structure], budget: Budget, ratio: float
+) -> int | None:
+    """Of ascending sizes the last whose structure is still ``ratio`` times smaller than the table, by bisection."""
+    count = bisect_right(sizes, -ratio, key=lambda size: -budget.ratio(structure(size)))
+    return sizes[count - 1] if count else None
+
+
 def some_rows(table: Tensor, count: int) -> Tensor:  # (rows, cols) -> (at most count, cols)
     """One row, drawn at random, of each of ``count`` equal stretches of a table: what rows are first stays first."""
     rows = table.shape[0]
@@ -245,25 +254,17 @@ class RankedFormat(Format):
         return self.with_rank(budget, self.rank, clip=False)
 
     def largest(self, budget: Budget, ratio: float) -> Structure:
-        """The largest uniform rank that is still ``ratio`` times smaller than the dense table, by bisection."""
-
-        def fits(rank: int) -> bool:
-            return budget.ratio(self.with_rank(budget, rank, clip=True)) >= ratio
-
-        if not fits(1):
+        """The largest uniform rank that is still ``ratio`` times smaller than the dense table."""
+        # Beyond rows * cols no format has a use for more rank: clipping has settled the size by then.
+        ranks = range(1, budget.rows * budget.cols + 1)
+        rank = largest_size(ranks, lambda rank: self.with_rank(budget, rank, clip=True), budget, ratio)
+        if rank is None:
             most = budget.ratio(self.with_rank(budget, 1, clip=True))
             raise OutOfReachError(
                 f"ratio={ratio:g} for {self.name}: at rank 1 this table of {budget.rows} x {budget.cols} is "
                 f"{most:.4g} times smaller, the most it can be; ask for at most that, or change the order or shape."
             )
-        low, high = 1, 2
-        # Beyond rows * cols no format has a use for more rank: clipping has settled the size by then.
-        while high <= budget.rows * budget.cols and fits(high):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return self.with_rank(budget, low, clip=True)
+        return self.with_rank(budget, rank, clip=True)
 
     def target(self, budget: Budget) -> Structure:
         """The structure a fit by rank or ratio aims at; a fit has no use for more rank than the table has."""
