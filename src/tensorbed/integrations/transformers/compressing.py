@@ -70,16 +70,8 @@ class CompressedFolder:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, for JSON."""
-        return {
-            "source": str(self.source),
-            "out": str(self.out),
-            "report": self.report.to_dict(),
-            "disk_before": self.disk_before,
-            "disk_after": self.disk_after,
-            "notes": list(self.notes),
-            "unpacked": self.unpacked,
-            "dtype": self.dtype,
-        }
+        paths = {"source": str(self.source), "out": str(self.out)}
+        return {**vars(self), **paths, "report": self.report.to_dict(), "notes": list(self.notes)}
 
 
 def compress_folder(
