@@ -95,7 +95,7 @@ experiments: .venv/.experiments
 	$(BIN)/python -m experiments $(if $(DATA),sentiment --config sst5-tt1 --smoke --data $(DATA) --out out/experiments,--help)
 
 figures: .venv/.installed
-	$(BIN)/python -m tensorbed.figures init --out out/init.png
+	$(BIN)/python -m benchmarks.figures init --out out/init.png
 
 clean:
 	rm -rf .venv out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

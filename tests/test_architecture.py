@@ -12,7 +12,7 @@ import tensorbed
 from tensorbed.structures import register, registered
 from tensorbed.structures import registry as registry_module
 from tensorbed.structures.formats import Budget
-from tensorbed.structures.registry import read
+from tensorbed.structures.registry import formats, read
 from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, HeadLimits, Sample, StructureLaws, TracingLaws
 
 SOURCE = Path(tensorbed.__file__).parent
@@ -31,7 +31,7 @@ ROOMS = (
     ("compress",),
     ("integrations",),
     ("tensorbed",),
-    ("testing", "figures", "info"),
+    ("testing", "info"),
     ("cli",),
     ("__main__",),
 )
@@ -43,16 +43,19 @@ def room(path):
     return relative.parts[0] if len(relative.parts) > 1 else {"__init__": "tensorbed"}.get(path.stem, path.stem)
 
 
-def imported_rooms(path):
+def imported(path):
+    """Modules of ours, and names in them, that a file imports: wherever in it, under any condition."""
     for node in ast.walk(ast.parse(path.read_text())):
-        names = []
         if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "tensorbed":
-            names = [node.module] if node.module != "tensorbed" else [f"tensorbed.{a.name}" for a in node.names]
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
         elif isinstance(node, ast.Import):
-            names = [a.name for a in node.names if a.name.split(".")[0] == "tensorbed"]
-        for name in names:
-            part = name.split(".")[1] if "." in name else "tensorbed"
-            yield part if part in LEVEL else "tensorbed"
+            yield from (alias.name for alias in node.names if alias.name.split(".")[0] == "tensorbed")
+
+
+def imported_rooms(path):
+    for name in imported(path):
+        part = name.split(".")[1] if "." in name else "tensorbed"
+        yield part if part in LEVEL else "tensorbed"
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
@@ -62,16 +65,45 @@ def test_dependencies_point_one_way(path):
     assert not {r for r in imported_rooms(path) if LEVEL[r] > LEVEL[here]}
 
 
-@pytest.mark.parametrize(
-    "folder", ["nn", "fitting.py", "functional.py", "pooling.py", "vocabulary", "backends", "dispatch.py"]
-)
-def test_no_structure_is_known_by_name_outside_its_file(folder):
-    """Shorthands are names for structures and the only exception."""
-    place = SOURCE / folder
-    files = [f for f in (place.rglob("*.py") if place.is_dir() else [place]) if f.name != "shorthands.py"]
-    for file in files:
-        names = {n.value for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.Constant)}
-        assert not names & set(registered()), f"{file.name} names a structure"
+def test_nothing_is_imported_by_a_string():
+    """Where nobody sees it. But structures, found by their files, and the extension, which may not be there."""
+    by_string = set()
+    for file in SOURCE.rglob("*.py"):
+        nodes = list(ast.walk(ast.parse(file.read_text())))
+        used = {node.id for node in nodes if isinstance(node, ast.Name)}
+        used |= {node.attr for node in nodes if isinstance(node, ast.Attribute)}
+        used |= {alias.name for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names}
+        if used & {"import_module", "__import__", "resolve_name"}:
+            by_string.add(str(file.relative_to(SOURCE)))
+    assert by_string == {"structures/__init__.py", "backends/native/__init__.py"}
+
+
+# What is no format's own: everything else in the room is.
+COMMON = ("__init__", "base", "explanation", "formats", "registry")
+CONCRETE = {f"tensorbed.structures.{path.stem}" for path in (SOURCE / "structures").glob("*.py")} - {
+    f"tensorbed.structures.{name}" for name in COMMON
+}
+FORMATS = {format.__name__ for format in formats() if format.__module__ in CONCRETE}
+
+
+# Public names, and shorthands, which are names for a structure.
+NAMING = {SOURCE / "__init__.py", SOURCE / "nn" / "shorthands.py"}
+OUTSIDE = [file for file in SOURCE.rglob("*.py") if file.parent != SOURCE / "structures" and file not in NAMING]
+
+
+def test_no_format_is_imported_outside_its_room():
+    """Others ask the registry."""
+    assert len(CONCRETE) >= 9
+    for file in OUTSIDE:
+        names = list(imported(file))
+        assert not [name for name in names if any(name == c or name.startswith(f"{c}.") for c in CONCRETE)], file
+        assert not [name for name in names if name.rpartition(".")[2] in FORMATS], file
+
+
+def test_no_structure_is_known_by_name_outside_its_room():
+    for file in OUTSIDE:
+        names = {node.value for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Constant)}
+        assert not names & set(registered()), f"{file} names a structure"
 
 
 def test_importing_the_library_needs_torch_and_safetensors_only():
@@ -86,7 +118,7 @@ def test_importing_the_library_needs_torch_and_safetensors_only():
 
 def test_public_names():
     assert all(hasattr(tensorbed, name) for name in tensorbed.__all__)
-    assert len(tensorbed.__all__) <= 32
+    assert len(tensorbed.__all__) <= 26
     assert (SOURCE / "py.typed").exists()
 
 

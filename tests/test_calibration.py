@@ -66,13 +66,13 @@ def test_rows_that_are_used_are_nearer(format, bare):
 def test_low_rank_keeps_rows_that_are_used():
     table, counts = normal(600, 48), torch.zeros(600)
     counts[300:308] = 1e9
-    made = tb.LowRankEmbedding.from_pretrained(table, rank=8, use=Use(counts))
+    made = tb.Embedding.from_pretrained(table, tb.LowRank(rank=8), use=Use(counts))
     assert float((made.weight - table)[300:308].norm() / table[300:308].norm()) < 1e-3
 
 
 def test_bounds_on_the_error_hold_whatever_the_use():
     table = normal(600, 48) * torch.logspace(0, -3, 48)
-    assert tb.LowRankEmbedding.from_pretrained(table, rel_error=0.1, use=used()).fit_error <= 0.1
+    assert tb.Embedding.from_pretrained(table, tb.LowRank(rel_error=0.1), use=used()).fit_error <= 0.1
 
 
 def test_formats_that_cannot_weigh_fit_as_always():

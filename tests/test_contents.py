@@ -160,14 +160,14 @@ LONG = "n" * 1_000_000
 @pytest.mark.parametrize(
     "change",
     [
-        lambda d: {**d, "layers": {LONG: {**d["layers"][""], "same_as": LONG}}},
+        lambda d: {**d, "layers": {LONG: d["layers"][""]}},
         lambda d: edit(d, tied_to=LONG),
         lambda d: edit(d, structure=LONG),
         lambda d: edit(d, options={LONG: 1}),
         lambda d: edit(d, structure=json.dumps({**json.loads(d["layers"][""]["structure"]), "ranks": LONG})),
         lambda d: {**d, "aliases": {LONG: "core_0"}},
-        lambda d: {**d, "layers": {str(k): {**d["layers"][""], "same_as": str(k)} for k in range(1000)}},
-        lambda d: {**d, "layers": {"\x1b[2J": {**d["layers"][""], "same_as": "\x1b[2J"}}},
+        lambda d: {**d, "layers": {str(k): d["layers"][""] for k in range(1000)}},
+        lambda d: {**d, "layers": {"\x1b[2J": d["layers"][""]}},
     ],
 )
 def test_messages_are_short_whatever_a_file_says(change, tmp_path):

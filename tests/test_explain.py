@@ -17,12 +17,12 @@ from tensorbed.testing import largest_allocation
 SHAPE = ((4, 5, 6), (2, 3, 4))
 
 
-def train(layer=tb.TTEmbedding, **options):
-    return layer(110, 24, ranks=(3, 7), shape=SHAPE, **options)
+def train(layer=tb.Embedding, **options):
+    return layer(110, 24, tb.TensorTrain(ranks=(3, 7), shape=SHAPE), **options)
 
 
-def ring(layer=tb.TREmbedding, **options):
-    return layer(110, 24, ranks=(2, 3, 7), shape=SHAPE, **options)
+def ring(layer=tb.Embedding, **options):
+    return layer(110, 24, tb.TensorRing(ranks=(2, 3, 7), shape=SHAPE), **options)
 
 
 def drawn(n, rows=110, seed=0):
@@ -77,17 +77,13 @@ def test_the_path_is_the_one_taken(make, _ranks, n, monkeypatch):
     for layer, arguments in (
         (make(), (drawn(n),)),
         (make(impl="torch"), (drawn(n),)),
-        (make(make_bag(make)), (drawn(n), torch.tensor([0]))),
+        (make(tb.EmbeddingBag), (drawn(n), torch.tensor([0]))),
     ):
         told = layer.explain(*arguments)
         assert taken == []
         layer(*arguments)
         assert taken == [told.path]
         taken.clear()
-
-
-def make_bag(make):
-    return tb.TTEmbeddingBag if make is train else tb.TREmbeddingBag
 
 
 def test_without_kernels_the_reason_is_told(monkeypatch):
@@ -98,13 +94,13 @@ def test_without_kernels_the_reason_is_told(monkeypatch):
 
 def test_low_rank_dense_and_others():
     index = torch.tensor([3, 3, 9, 0])
-    low = tb.LowRankEmbedding(10, 6, 2).explain(index)
+    low = tb.Embedding(10, 6, tb.LowRank(rank=2)).explain(index)
     assert (low.indices, low.unique_rows, low.prefixes) == (4, 3, ())
     assert low.multiply_adds_plain == 4 * 2 * 6
     assert (low.path, low.multiply_adds) == (("native", 3 * 2 * 6) if native.available else ("reference", 4 * 2 * 6))
     dense = tb.Embedding(10, 6, tb.Dense()).explain(index)
     assert (dense.multiply_adds_plain, dense.multiply_adds, dense.unique_rows) == (0, 0, 3)
-    bags = tb.LowRankEmbeddingBag(10, 6, 2).explain(index, torch.tensor([0, 2]))
+    bags = tb.EmbeddingBag(10, 6, tb.LowRank(rank=2)).explain(index, torch.tensor([0, 2]))
     assert (bags.indices, bags.multiply_adds_plain, bags.multiply_adds) == (4, 4 * 2 * 6, 3 * 2 * 6)
 
 
@@ -121,7 +117,7 @@ def test_every_structure_explains_every_way(sample):
 
 
 def test_structures_that_do_not_count_say_so(monkeypatch):
-    layer = tb.LowRankEmbeddingBag(10, 6, 2)
+    layer = tb.EmbeddingBag(10, 6, tb.LowRank(rank=2))
     monkeypatch.setattr(type(layer.structure), "row_multiply_adds", None)
     told = layer.explain(torch.tensor([[3, 3, 9]]))
     assert told.multiply_adds is None
@@ -154,7 +150,7 @@ def test_nothing_to_explain(make):
     assert (told.multiply_adds_plain, told.multiply_adds) == (0, 0)
     assert (told.path, told.why) == ("reference", "there is nothing to compute")
     assert "x fewer" not in str(told)
-    assert make(make_bag(make)).explain(torch.empty(2, 0, dtype=torch.int64)).indices == 0
+    assert make(tb.EmbeddingBag).explain(torch.empty(2, 0, dtype=torch.int64)).indices == 0
 
 
 def test_shapes_dtypes_and_gradients_do_not_matter():
@@ -171,8 +167,8 @@ def test_no_row_is_computed():
     index = drawn(3000, rows=100_000)
     for layer, arguments in (
         (tb.TTEmbedding(100_000, 256, 16), (index,)),
-        (tb.TREmbedding(100_000, 256, 4), (index,)),
-        (tb.LowRankEmbedding(100_000, 256, 4), (index,)),
+        (tb.Embedding(100_000, 256, tb.TensorRing(rank=4)), (index,)),
+        (tb.Embedding(100_000, 256, tb.LowRank(rank=4)), (index,)),
         (tb.TTEmbeddingBag(100_000, 256, 16), (index, torch.arange(3000))),
         (tb.EmbeddingBagCollection({"a": tb.TTEmbeddingBag(100_000, 256, 16)}), (index[:, None],)),
     ):

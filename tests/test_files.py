@@ -160,9 +160,32 @@ def described(path, change):
 
 
 @pytest.mark.parametrize(
+    "layer",
+    [tb.TTEmbedding(300, 12, 3), tb.TTEmbeddingBag(300, 12, 3, mode="max"), tb.TTHead(12, 300, 3, bias=True)],
+    ids=lambda layer: type(layer).__name__,
+)
+def test_shorthands_stay_what_they_are(layer, tmp_path):
+    tb.save(layer, tmp_path / "layer")
+    assert type(tb.load(tmp_path / "layer")) is type(layer)
+    low_rank = '{"kind": "low_rank", "rows": 300, "cols": 12, "rank": 2}'
+    described(tmp_path / "layer", lambda d: edit(d, structure=low_rank))
+    with pytest.raises(ValueError, match="has a tensor train, not a low_rank table"):
+        tb.load(tmp_path / "layer")
+
+
+def test_numbers_of_a_shorthand_go_into_the_general_layer(tmp_path):
+    """It has the structure already, and an optimiser over it goes on."""
+    tb.save(nn.ModuleList([tb.TTEmbedding(300, 12, 3)]), tmp_path / "model")
+    model = nn.ModuleList([tb.Embedding(300, 12, tb.TensorTrain(rank=3))])
+    kept = list(model.parameters())
+    tb.load(tmp_path / "model", into=model)
+    assert all(one is other for one, other in zip(model.parameters(), kept, strict=True))
+
+
+@pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda d: {**d, "version": 2}, "version 2 of the format"),
+        (lambda d: {**d, "version": 3}, "version 3 of the format"),
         (lambda d: {**d, "version": "1"}, "has not the parts"),
         (lambda d: {**d, "layers": {}}, "has not the parts"),
         (lambda d: [], "cannot be read"),
@@ -177,8 +200,8 @@ def described(path, change):
         ),
         (lambda d: edit(d, options={"colour": 1}), "unknown options colour"),
         (lambda d: edit(d, tied_to="words"), "which is no table of its shape"),
-        (lambda d: {**d, "layers": {"words": {**d["layers"][""], "same_as": "words"}}}, "is missing"),
-        (lambda d: {**d, "layers": {"words": d["layers"][""]}}, "cannot be read"),
+        (lambda d: {**d, "layers": {"words": d["layers"][""]}}, "is missing"),
+        (lambda d: edit(d, same_as="words"), "which is no table of its shape"),
         (lambda d: {**d, "aliases": {"a": "nowhere"}}, "has not the parts"),
         (lambda d: {**d, "aliases": {"core_0": "core_1"}}, "has not the parts"),
         (lambda d: {**d, "version": 0}, "has not the parts"),
@@ -299,7 +322,7 @@ def test_a_process_killed_while_saving_leaves_the_old_file(tmp_path):
     old = tb.TTEmbedding(300, 12, 3)
     tb.save(old, path)
     code = f"""
-        import os, signal, tensorbed as tb, tensorbed.files as files
+        import os, signal, tensorbed as tb, tensorbed.files.saving as files
         files.sync = lambda path: os.kill(os.getpid(), signal.SIGKILL)
         tb.save(tb.TTEmbedding(300, 12, 5), {str(path)!r})
     """

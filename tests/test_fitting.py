@@ -8,7 +8,11 @@ import torch
 import tensorbed as tb
 from benchmarks.fit import FORMATS, measure
 
-LAYERS = [tb.TTEmbedding, tb.TREmbedding, tb.LowRankEmbedding]
+FORMATS_BY_RANK = [tb.TensorTrain, tb.TensorRing, tb.LowRank]
+
+
+def fitted(format, table, dtype=None, padding_idx=None, **size):
+    return tb.Embedding.from_pretrained(table, format(**size), dtype=dtype, padding_idx=padding_idx)
 
 
 @pytest.fixture
@@ -17,70 +21,70 @@ def table():
     return torch.randn(500, 32, generator=generator) * 0.8 ** torch.arange(32)
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("format", FORMATS_BY_RANK)
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
-def test_tables_that_are_not_finite_are_refused_with_the_place(layer, bad, table):
+def test_tables_that_are_not_finite_are_refused_with_the_place(format, bad, table):
     table[17, 5] = bad
     with pytest.raises(ValueError, match=rf"holds {bad} at row 17, column 5; .*nan_to_num"):
-        layer.from_pretrained(table, rank=2)
+        fitted(format, table, rank=2)
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_bad_tables(layer):
+@pytest.mark.parametrize("format", FORMATS_BY_RANK)
+def test_bad_tables(format):
     for bad in (torch.zeros(3), torch.zeros(2, 3, 4), torch.zeros(0, 4), torch.zeros(4, 0)):
         with pytest.raises(ValueError, match="non-empty matrix"):
-            layer.from_pretrained(bad, rank=2)
+            fitted(format, bad, rank=2)
     with pytest.raises(TypeError, match="floating-point"):
-        layer.from_pretrained(torch.zeros(8, 8, dtype=torch.int64), rank=2)
+        fitted(format, torch.zeros(8, 8, dtype=torch.int64), rank=2)
     with pytest.raises(TypeError, match="must be a tensor, got list"):
-        layer.from_pretrained([[1.0]], rank=2)
+        fitted(format, [[1.0]], rank=2)
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_one_size_only(layer, table):
+@pytest.mark.parametrize("format", FORMATS_BY_RANK)
+def test_one_size_only(format, table):
     with pytest.raises(ValueError, match="rank and rel_error both set the size"):
-        layer.from_pretrained(table, rank=2, rel_error=0.1)
+        fitted(format, table, rank=2, rel_error=0.1)
     for bad in (0, 1, -0.5, 2):
         with pytest.raises(ValueError, match="rel_error="):
-            layer.from_pretrained(table, rel_error=bad)
+            fitted(format, table, rel_error=bad)
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_bounds_are_honoured_in_the_layer_s_own_precision(layer, table):
+@pytest.mark.parametrize("format", FORMATS_BY_RANK)
+def test_bounds_are_honoured_in_the_layer_s_own_precision(format, table):
     for dtype, rel_error in ((torch.float32, 1e-4), (torch.bfloat16, 0.05), (torch.float16, 0.01)):
-        made = layer.from_pretrained(table, rel_error=rel_error, dtype=dtype)
+        made = fitted(format, table, rel_error=rel_error, dtype=dtype)
         assert next(made.parameters()).dtype == dtype
         # The bound is on the table that the stored numbers stand for; rows are rounded once more on the way out.
         distance = (made.double().weight.detach() - table.double()).norm() / table.double().norm()
         assert float(distance) <= rel_error
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_a_bound_finer_than_the_precision_is_refused(layer, table):
+@pytest.mark.parametrize("format", FORMATS_BY_RANK)
+def test_a_bound_finer_than_the_precision_is_refused(format, table):
     with pytest.raises(ValueError, match="of bfloat16 are themselves rounded by about"):
-        layer.from_pretrained(table.bfloat16(), rel_error=1e-3)
+        fitted(format, table.bfloat16(), rel_error=1e-3)
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_fits_clip_their_ranks(layer):
+@pytest.mark.parametrize("format", FORMATS_BY_RANK)
+def test_fits_clip_their_ranks(format):
     table = torch.randn(12, 8)
-    made = layer.from_pretrained(table, rank=1000)
+    made = fitted(format, table, rank=1000)
     assert made.fit_error < 1e-3
     assert max(max(c.shape) for c in made.parameters()) <= 96
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_ratio_counts_the_padding_row(layer, table):
+@pytest.mark.parametrize("format", FORMATS_BY_RANK)
+def test_ratio_counts_the_padding_row(format, table):
     for padding_idx in (None, 0):
-        made = layer.from_pretrained(table, ratio=6, padding_idx=padding_idx)
+        made = fitted(format, table, ratio=6, padding_idx=padding_idx)
         stored = sum(t.numel() for t in made.state_dict().values())
         assert made.compression_ratio == pytest.approx(table.numel() / stored)
         assert made.compression_ratio >= 6
 
 
-@pytest.mark.parametrize("layer", LAYERS)
-def test_a_table_of_zeros(layer):
-    made = layer.from_pretrained(torch.zeros(30, 8), rank=2)
+@pytest.mark.parametrize("format", FORMATS_BY_RANK)
+def test_a_table_of_zeros(format):
+    made = fitted(format, torch.zeros(30, 8), rank=2)
     assert made.fit_error == 0.0
     assert made.weight.count_nonzero() == 0
 
@@ -101,9 +105,9 @@ def test_hard_tables_keep_their_bounds():
     """Nearly singular tables, on which normal equations lose digits."""
     i, j = torch.arange(300).double(), torch.arange(64).double()
     hilbert = 1 / (i[:, None] + j + 1)
-    for layer in LAYERS:
+    for format in FORMATS_BY_RANK:
         for rel_error in (1e-4, 1e-8, 1e-10):
-            assert layer.from_pretrained(hilbert, rel_error=rel_error).fit_error <= rel_error
+            assert fitted(format, hilbert, rel_error=rel_error).fit_error <= rel_error
 
 
 def test_drawing_anew_forgets_the_fit(table):

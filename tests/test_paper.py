@@ -114,9 +114,10 @@ GUARANTEED = [
 def test_theorem_1_tensor_trains_have_full_matrix_rank(shape, rank):
     torch.manual_seed(0)
     rows, cols = sizes(shape)
-    for layer in (tb.TTEmbedding, tb.TREmbedding):
-        assert matrix_rank(layer(rows, cols, rank, shape=shape, dtype=torch.float64)) == min(rows, cols)
-    low = tb.LowRankEmbedding(rows, cols, rank, dtype=torch.float64)
+    for format in (tb.TensorTrain, tb.TensorRing):
+        layer = tb.Embedding(rows, cols, format(rank=rank, shape=shape), dtype=torch.float64)
+        assert matrix_rank(layer) == min(rows, cols)
+    low = tb.Embedding(rows, cols, tb.LowRank(rank=rank), dtype=torch.float64)
     assert matrix_rank(low) == rank
 
 
@@ -150,8 +151,8 @@ def test_padding_may_cut_off_what_theorem_1_counts_on():
 
 @pytest.mark.parametrize("shape", [*GUARANTEED, TT1, TT2, TT3, SST1, SST2, SST3, BIG, LONG])
 def test_theorem_1_holds_for_the_paper_s_shapes(shape):
-    for layer in (tb.TTEmbedding, tb.TREmbedding):
-        assert "full rank" not in repr(layer(*sizes(shape), 2, shape=shape, device="meta"))
+    for format in (tb.TensorTrain, tb.TensorRing):
+        assert "full rank" not in repr(tb.Embedding(*sizes(shape), format(rank=2, shape=shape), device="meta"))
 
 
 @pytest.mark.parametrize("order", [2, 3, 4])

@@ -1,6 +1,7 @@
 """Embedding tables as tensor trains, tensor rings and other structured matrices, for PyTorch."""
 
 from tensorbed import functional, indexing, structures
+from tensorbed import integrations as _integrations  # noqa: F401 - enters the adapters of other libraries
 from tensorbed._version import __version__
 from tensorbed.compress.planning import plan
 from tensorbed.compress.replacing import compress_
@@ -10,12 +11,6 @@ from tensorbed.nn import (
     EmbeddingBag,
     EmbeddingBagCollection,
     Head,
-    LowRankEmbedding,
-    LowRankEmbeddingBag,
-    LowRankHead,
-    TREmbedding,
-    TREmbeddingBag,
-    TRHead,
     TTEmbedding,
     TTEmbeddingBag,
     TTHead,
@@ -40,15 +35,9 @@ __all__ = [
     "Head",
     "HotRows",
     "LowRank",
-    "LowRankEmbedding",
-    "LowRankEmbeddingBag",
-    "LowRankHead",
     "ProductQuantized",
     "QuantizedRows",
     "StraightThrough",
-    "TREmbedding",
-    "TREmbeddingBag",
-    "TRHead",
     "TTEmbedding",
     "TTEmbeddingBag",
     "TTHead",

@@ -1,38 +1,54 @@
-"""Other libraries whose models hold our layers: each has an integration, imported where such a model is met."""
+"""Other libraries whose models hold our layers: each has an integration, which enters itself here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from importlib import import_module
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 from torch import nn
 
 from tensorbed.nn.table import StructuredTable
 
-# The module that defines a library's base class for models, and who knows what such models need.
-_INTEGRATIONS = {"transformers.modeling_utils": "tensorbed.integrations.transformers"}
+
+class Adapter(Protocol):
+    """Who knows what the models of a library need."""
+
+    def check_layers(self, model: Any, layers: Iterable[StructuredTable]) -> None:
+        """Refuse layers that such a model cannot have."""
+
+    def adopt(self, model: Any) -> object:
+        """Have a model with layers of ours saved, tied and loaded with them."""
+
+
+# By the module that defines a library's base class for models; called where such a model is met.
+_ADAPTERS: dict[str, Callable[[], Adapter]] = {}
+
+
+def register_adapter(module: str, adapter: Callable[[], Adapter]) -> None:
+    """Have models whose base class is of that module looked after."""
+    _ADAPTERS[module] = adapter
 
 
 def check_layers(model: nn.Module, layers: Iterable[StructuredTable]) -> None:
     """Refuse, before anything is changed, layers that a library's models cannot have."""
     layers = list(layers)
-    for module, integration in _outermost(model):
-        import_module(integration).check_layers(module, layers)
+    for module, adapter in _outermost(model):
+        adapter().check_layers(module, layers)
 
 
 def tell(model: nn.Module) -> None:
     """Have models with layers of ours saved, tied and loaded with them."""
-    for module, integration in _outermost(model):
+    for module, adapter in _outermost(model):
         if any(isinstance(part, StructuredTable) for part in module.modules()):
-            import_module(integration).adopt(module)
+            adapter().adopt(module)
 
 
-def _outermost(model: nn.Module) -> list[tuple[nn.Module, str]]:
-    """Models of other libraries that are not parts of others, with their integration."""
-    found = {id(module): (module, one) for module in model.modules() if (one := _integration(module)) is not None}
-    inside = {id(part) for module, _ in found.values() for part in module.modules() if part is not module}
-    return [entry for key, entry in found.items() if key not in inside]
+def _outermost(model: nn.Module) -> list[tuple[nn.Module, Callable[[], Adapter]]]:
+    """Models of other libraries that are not parts of others, with their adapter."""
+    known = [(module, adapter) for module in model.modules() if (adapter := _adapter(module)) is not None]
+    inside = {id(part) for module, _ in known for part in module.modules() if part is not module}
+    return [(module, adapter) for module, adapter in known if id(module) not in inside]
 
 
-def _integration(module: nn.Module) -> str | None:
-    return next((_INTEGRATIONS[c.__module__] for c in type(module).__mro__ if c.__module__ in _INTEGRATIONS), None)
+def _adapter(module: nn.Module) -> Callable[[], Adapter] | None:
+    return next((_ADAPTERS[c.__module__] for c in type(module).__mro__ if c.__module__ in _ADAPTERS), None)

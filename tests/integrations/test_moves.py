@@ -8,7 +8,7 @@ import torch
 from tiny import ROWS, compressed, logits, numbers, reloaded
 
 import tensorbed as tb
-from tensorbed.integrations.transformers.ties import tables
+from tensorbed.files.description import tables
 from tensorbed.nn.table import shared_names
 
 # As .to(another device) does it, for every tensor that it is given.

@@ -230,7 +230,7 @@ def test_moves_do_not_double_the_file(tmp_path):
 
 def test_a_new_table_is_followed_by_the_head():
     model = compressed("llama", "low_rank")
-    fresh = tb.LowRankEmbedding(ROWS, 32, rank=4)
+    fresh = tb.Embedding(ROWS, 32, tb.LowRank(rank=4))
     model.set_input_embeddings(fresh)
     model.tie_weights()
     assert model.lm_head.u is fresh.u

@@ -36,18 +36,18 @@ def operators_in(layer, *arguments):
 
 
 @pytest.mark.parametrize("impl", ["auto", "native", "torch"])
-@pytest.mark.parametrize("make", [tb.TTEmbedding, tb.TREmbedding])
-def test_compiled_lookups_are_the_operator(make, impl):
-    layer = make(100, 24, rank=3, impl=impl)
+@pytest.mark.parametrize("format", [tb.TensorTrain(rank=3), tb.TensorRing(rank=3)], ids=repr)
+def test_compiled_lookups_are_the_operator(format, impl):
+    layer = tb.Embedding(100, 24, format, impl=impl)
     found, out = operators_in(layer, INDEX)
     assert any("chain_rows" in name for name in found)
     assert_near(out, layer(INDEX))
 
 
 @pytest.mark.parametrize("mode", ["sum", "mean"])
-@pytest.mark.parametrize("make", [tb.TTEmbeddingBag, tb.TREmbeddingBag, tb.LowRankEmbeddingBag])
-def test_compiled_bags_are_pooled_by_the_operator(make, mode):
-    layer = make(100, 24, rank=3, mode=mode, padding_idx=3)
+@pytest.mark.parametrize("format", [tb.TensorTrain(rank=3), tb.TensorRing(rank=3), tb.LowRank(rank=3)], ids=repr)
+def test_compiled_bags_are_pooled_by_the_operator(format, mode):
+    layer = tb.EmbeddingBag(100, 24, format, mode=mode, padding_idx=3)
     found, out = operators_in(layer, INDEX, OFFSETS)
     assert any("chain_bags" in name for name in found)
     assert_near(out, layer(INDEX, OFFSETS))

@@ -24,8 +24,8 @@ def mixed(**options):
         {
             "C1": tb.TTEmbeddingBag(50, 8, 3, mode="sum", **options),
             "C2": tb.EmbeddingBag(7, 4, tb.Dense(), mode="mean", padding_idx=2, **options),
-            "C3": tb.TREmbeddingBag(1000, 12, 2, mode="mean", **options),
-            "C4": tb.LowRankEmbeddingBag(30, 5, 2, mode="max", padding_idx=-1, **options),
+            "C3": tb.EmbeddingBag(1000, 12, tb.TensorRing(rank=2), mode="mean", **options),
+            "C4": tb.EmbeddingBag(30, 5, tb.LowRank(rank=2), mode="max", padding_idx=-1, **options),
         }
     )
 

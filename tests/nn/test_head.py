@@ -34,9 +34,9 @@ def batch():
         (lambda: tb.TTHead(24, 101, 3, shape=SHAPE), "tensor_train", 4 * 2 * 3 + 5 * 3 * 3 * 3 + 6 * 3 * 4),
         (lambda: tb.TTHead(24, 101, ranks=(2, 4), shape=SHAPE), "tensor_train", 4 * 2 * 2 + 5 * 2 * 3 * 4 + 6 * 4 * 4),
         (lambda: tb.TTHead(24, 101, ratio=10, order=2), "tensor_train", None),
-        (lambda: tb.TRHead(24, 101, 2, shape=SHAPE), "tensor_ring", 4 * (4 * 2 + 5 * 3 + 6 * 4)),
-        (lambda: tb.LowRankHead(24, 101, rank=5), "low_rank", 5 * 125),
-        (lambda: tb.LowRankHead(24, 101, ratio=4), "low_rank", None),
+        (lambda: tb.Head(24, 101, tb.TensorRing(rank=2, shape=SHAPE)), "tensor_ring", 4 * (4 * 2 + 5 * 3 + 6 * 4)),
+        (lambda: tb.Head(24, 101, tb.LowRank(rank=5)), "low_rank", 5 * 125),
+        (lambda: tb.Head(24, 101, tb.LowRank(ratio=4)), "low_rank", None),
         (lambda: tb.Head(24, 101, tb.Dense()), "dense", 24 * 101),
     ],
 )
@@ -64,17 +64,17 @@ def test_a_bias_counts_on_both_sides(head):
     assert torch.count_nonzero(head.bias) == 0
 
 
-@pytest.mark.parametrize("cls", [tb.TTHead, tb.TRHead, tb.LowRankHead])
-def test_fitted_to_a_linear_layer(cls):
+@pytest.mark.parametrize("format", [tb.TensorTrain, tb.TensorRing, tb.LowRank])
+def test_fitted_to_a_linear_layer(format):
     torch.manual_seed(0)
     linear = nn.Linear(24, 101)
-    head = cls.from_pretrained(linear.weight, rank=2, bias=linear.bias, freeze=False)
+    head = tb.Head.from_pretrained(linear.weight, format(rank=2), bias=linear.bias, freeze=False)
     assert all(p.requires_grad for p in head.parameters())
     assert torch.equal(head.bias, linear.bias)
     assert head.bias is not linear.bias
     distance = torch.linalg.vector_norm(head.weight - linear.weight) / torch.linalg.vector_norm(linear.weight)
     assert head.fit_error == pytest.approx(float(distance.detach()), rel=1e-4)
-    frozen = cls.from_pretrained(linear.weight, rank=2, bias=linear.bias)
+    frozen = tb.Head.from_pretrained(linear.weight, format(rank=2), bias=linear.bias)
     assert not any(p.requires_grad for p in frozen.parameters())
 
 
@@ -226,8 +226,7 @@ def test_scores_beyond_the_range_of_exp(head, batch):
         (lambda h, x, y: tb.linear_cross_entropy(x, h.structure, y, params=[x]), TypeError, "give params= with core_0"),
         (lambda h, x, y: tb.linear_cross_entropy(x, h, y, linear_bias=torch.ones(101).double()), ValueError, "float64"),
         (lambda h, x, y: tb.Head(5, 5, tb.Dense(), "no"), TypeError, "bias must be True or False"),
-        (lambda h, x, y: tb.TTHead.tied_to(tb.LowRankEmbedding(5, 5)), TypeError, "use tb.Head.tied_to"),
-        (lambda h, x, y: tb.LowRankHead.tied_to(tb.TTEmbedding(6, 4)), TypeError, "use tb.Head.tied_to"),
+        (lambda h, x, y: tb.TTHead.tied_to(tb.Embedding(5, 5, tb.LowRank())), TypeError, "use tb.Head for any"),
         (lambda h, x, y: h(x, y, smoothing=0.1), TypeError, "unexpected smoothing"),
         (lambda h, x, y: tb.linear_cross_entropy(x, h.structure, y), TypeError, "give params= with core_0"),
         (lambda h, x, y: tb.linear_cross_entropy(x, h, y, params={}), TypeError, "has its own tensors"),
@@ -385,8 +384,8 @@ def test_passes_follow_what_is_asked_and_the_memory():
 HEADS = {
     "train 16": lambda: tb.TTHead(512, 267735, 16, shape=((60, 60, 75), (8, 8, 8)), device="meta"),
     "train 96": lambda: tb.TTHead(512, 267735, 96, shape=((60, 60, 75), (8, 8, 8)), device="meta"),
-    "ring 16": lambda: tb.TRHead(512, 267735, 16, shape=((60, 60, 75), (8, 8, 8)), device="meta"),
-    "low rank 64": lambda: tb.LowRankHead(512, 267735, 64, device="meta"),
+    "ring 16": lambda: tb.Head(512, 267735, tb.TensorRing(rank=16, shape=((60, 60, 75), (8, 8, 8))), device="meta"),
+    "low rank 64": lambda: tb.Head(512, 267735, tb.LowRank(rank=64), device="meta"),
     "dense": lambda: tb.Head(512, 267735, tb.Dense(), device="meta"),
     "wide": lambda: tb.TTHead(4096, 32000, 8, device="meta"),
     "huge": lambda: tb.TTHead(64, 10**7, 8, device="meta"),

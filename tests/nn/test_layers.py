@@ -10,8 +10,7 @@ from torch import nn
 import tensorbed as tb
 from tensorbed import functional
 
-CHAINS = [tb.TTEmbedding, tb.TREmbedding, tb.TTEmbeddingBag, tb.TREmbeddingBag]
-NAMED = [*CHAINS, tb.LowRankEmbedding, tb.LowRankEmbeddingBag]
+NAMED = [tb.TTEmbedding, tb.TTEmbeddingBag]
 
 
 @pytest.mark.parametrize("layer", NAMED)
@@ -28,14 +27,13 @@ def test_shorthands(layer):
         layer(1000, 24, nonsense=1)
 
 
-@pytest.mark.parametrize("layer", CHAINS)
+@pytest.mark.parametrize("layer", NAMED)
 def test_chains_by_shape_order_and_ranks(layer):
     made = layer(100, 24, 2, shape=((4, 5, 6), (2, 3, 4)))
     assert [tuple(c.shape[1:3]) for c in made.cores] == [(4, 2), (5, 3), (6, 4)]
     assert len(layer(1000, 16, 2, order=4).cores) == 4
-    ranks = (2, 3, 4) if layer in (tb.TREmbedding, tb.TREmbeddingBag) else (3, 4)
-    made = layer(100, 24, ranks=ranks)
-    assert [c.shape[0] for c in made.cores][-2:] == [3, 4]
+    made = layer(100, 24, ranks=(3, 4))
+    assert [c.shape[0] for c in made.cores] == [1, 3, 4]
     with pytest.raises(ValueError, match=r"ranks=\(3,\) for Tensor.* of order 3: give"):
         layer(100, 24, ranks=(3,))
     with pytest.raises(ValueError, match=r"ranks\[1\]=0 for Tensor.*: ranks are positive"):
@@ -48,9 +46,9 @@ def test_chains_by_shape_order_and_ranks(layer):
         layer(100, 24, order=1)
 
 
-@pytest.mark.parametrize("layer", [tb.TTEmbedding, tb.TREmbedding])
-def test_cores_are_the_paper_s_and_can_be_written_in_place(layer):
-    made = layer(100, 24, 2, shape=((4, 5, 6), (2, 3, 4)))
+@pytest.mark.parametrize("format", [tb.TensorTrain, tb.TensorRing])
+def test_cores_are_the_paper_s_and_can_be_written_in_place(format):
+    made = tb.Embedding(100, 24, format(rank=2, shape=((4, 5, 6), (2, 3, 4))))
     joint = made.cores[0].shape[0]
     assert [tuple(c.shape) for c in made.cores] == [(joint, 4, 2, 2), (2, 5, 3, 2), (2, 6, 4, joint)]
     written = [torch.randn(c.shape) for c in made.cores]
@@ -63,7 +61,7 @@ def test_cores_are_the_paper_s_and_can_be_written_in_place(layer):
 
 
 def test_structures_without_cores_say_so():
-    assert not hasattr(tb.LowRankEmbedding(100, 8, 2), "cores")
+    assert not hasattr(tb.Embedding(100, 8, tb.LowRank(rank=2)), "cores")
     assert not hasattr(tb.Embedding(100, 8, tb.Dense()), "cores")
 
 
@@ -87,7 +85,7 @@ def test_unsupported_arguments_are_refused_by_name(layer):
 
 
 FITTED = [
-    *((layer, {"rank": 2}) for layer in (*NAMED, tb.TTHead, tb.TRHead, tb.LowRankHead)),
+    *((layer, {"rank": 2}) for layer in (*NAMED, tb.TTHead)),
     *((layer, {"format": tb.TensorTrain(rank=2)}) for layer in (tb.Embedding, tb.EmbeddingBag, tb.Head)),
 ]
 NO_BOOLS = [1, 0, None, "no", torch.tensor(True), tb.TensorTrain(rank=2)]
@@ -101,10 +99,9 @@ def test_freeze_is_true_or_false(layer, size, given):
 
 
 @pytest.mark.parametrize("name", ["Embedding", "EmbeddingBag", "Head"])
-@pytest.mark.parametrize("kind", ["TT", "TR", "LowRank"])
-def test_a_format_given_to_a_shorthand_is_refused_with_the_layer_that_takes_one(kind, name):
-    shorthand, format = getattr(tb, kind + name), tb.TensorTrain(rank=2)
-    with pytest.raises(TypeError, match=rf"{kind}{name}\.from_pretrained\(table, rank=16\)") as refused:
+def test_a_format_given_to_a_shorthand_is_refused_with_the_layer_that_takes_one(name):
+    shorthand, format = getattr(tb, f"TT{name}"), tb.TensorTrain(rank=2)
+    with pytest.raises(TypeError, match=rf"TT{name}\.from_pretrained\(table, rank=16\)") as refused:
         shorthand.from_pretrained(torch.randn(12, 8), format)
     assert f"tb.{name}.from_pretrained(table, format)" in str(refused.value)
     with pytest.raises(TypeError, match="freeze must be True or False, got 16"):
@@ -169,7 +166,7 @@ def test_explicit_ranks_are_kept_and_noted():
     assert [c.shape[0] for c in layer.cores] == [1, 16, 16, 16, 16, 16]
     assert "ranks=(16, 16, 16, 16, 16) (at most (10, 16, 16, 16, 16) useful)" in repr(layer)
     assert "useful" not in repr(tb.TTEmbedding(25000, 256, 8, shape=shape))
-    assert "rank=9 (at most 7 useful)" in repr(tb.LowRankEmbedding(31, 7, 9))
+    assert "rank=9 (at most 7 useful)" in repr(tb.Embedding(31, 7, tb.LowRank(rank=9)))
 
 
 def test_repr_reads_well():
@@ -178,9 +175,9 @@ def test_repr_reads_well():
         "TTEmbedding(25000, 256, tensor_train, shape=(25, 30, 40) x (4, 8, 8), ranks=(16, 16), "
         "parameters=68,160, ratio=93.9)"
     )
-    bag = tb.LowRankEmbeddingBag(1000, 64, 4, mode="sum", padding_idx=-1, include_last_offset=True)
+    bag = tb.EmbeddingBag(1000, 64, tb.LowRank(rank=4), mode="sum", padding_idx=-1, include_last_offset=True)
     assert repr(bag) == (
-        "LowRankEmbeddingBag(1000, 64, low_rank, rank=4, padding_idx=999, parameters=4,320, ratio=14.81, "
+        "EmbeddingBag(1000, 64, low_rank, rank=4, padding_idx=999, parameters=4,320, ratio=14.81, "
         'mode="sum", include_last_offset=True)'
     )
     assert repr(tb.Embedding(10, 4, tb.Dense())) == "Embedding(10, 4, dense, parameters=40, ratio=1)"

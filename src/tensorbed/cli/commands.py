@@ -28,12 +28,7 @@ from tensorbed.compress.planning import parsed_bytes
 from tensorbed.compress.planning import plan as make_plan
 from tensorbed.info import info as collect
 from tensorbed.structures import Format
-from tensorbed.structures.hot_rows import HotRows
-from tensorbed.structures.low_rank import LowRank
-from tensorbed.structures.product_quantized import ProductQuantized
-from tensorbed.structures.quantized_rows import QuantizedRows
-from tensorbed.structures.tensor_ring import TensorRing
-from tensorbed.structures.tensor_train import TensorTrain
+from tensorbed.structures.registry import formats
 
 __all__ = ["app"]
 
@@ -54,17 +49,11 @@ Skip = Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Tables 
 _MODEL = "A folder of transformers' save_pretrained, or owner/name of a model of the Hugging Face Hub."
 
 
-class _Name(StrEnum):
-    """Formats as they are named on the command line."""
-
-    pq = "pq"
-    tt = "tt"
-    tr = "tr"
-    lr = "lr"
-    int8 = "int8"
-    int4 = "int4"
-    hot = "hot"
-    auto = "auto"
+_AUTO = "auto"
+_SPELLINGS = {name: spelling for format in formats() for name, spelling in format.spellings().items()}
+_Name = StrEnum("_Name", [*_SPELLINGS, _AUTO])  # type: ignore[misc]  # known when the command runs
+_DEFAULT = _Name(_AUTO)
+_NAMES = "; ".join([*(f"{name}: {spelling.help}" for name, spelling in _SPELLINGS.items()), "auto: by measured error."])
 
 
 class _Dtype(StrEnum):
@@ -115,7 +104,7 @@ def inspect(
     """
     folder = what if what.suffix == ".safetensors" else _local_folder(what)
     if folder.is_dir():
-        _integration("folders")
+        _integration()
     found = look_into(folder)
     _show(found, as_json)
     if folder.is_dir() and any(one.possible for one in found.layers) and not as_json:
@@ -145,10 +134,10 @@ def plan(
     _check_size(ratio, budget)
     notes: list[str] = []
     if len(what) == 1 and not _SIZE.fullmatch(what[0]) and (Path(what[0]).exists() or "/" in what[0]):
-        folders = _integration("folders")
+        folders = _integration().folders
         model, notes = folders.load_model(folders.opened(_local_folder(Path(what[0]))))
         where = {"ratio": ratio, "budget": budget, "min_rows": min_rows or MIN_ROWS, "skip": skip or ()}
-        found, more = _integration("compressing").shown_plan(model, where)
+        found, more = _integration().compressing.shown_plan(model, where)
         notes += more
     else:
         sizes = _tables(what)
@@ -186,14 +175,7 @@ def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
 def compress(
     source: Annotated[Path, typer.Argument(metavar="MODEL", help=_MODEL)],
     out: Annotated[Path, typer.Argument(metavar="OUT-DIR", help="Written whole or not at all.")],
-    format: Annotated[
-        _Name,
-        typer.Option(
-            help="pq: product quantisation; int8, int4: rows of integers; hot: the rows used most in 8 bits, others "
-            "in 4, for language models; tt, tr, lr: tensor train, ring and low rank, which want training after; auto: "
-            "by measured error."
-        ),
-    ] = _Name.auto,
+    format: Annotated[_Name, typer.Option(help=_NAMES)] = _DEFAULT,
     ratio: Annotated[float | None, typer.Option(help="How many times smaller tables shall be; 7 of float32.")] = None,
     budget: Budget = None,
     min_rows: MinRows = MIN_ROWS,
@@ -224,10 +206,11 @@ def compress(
     `tensorbed compress HuggingFaceTB/SmolLM2-135M small --calibrate texts.txt`
     """
     chosen, ratio = _format(format, ratio, budget)
-    if calibrate is not None and format in (_Name.tt, _Name.tr):
-        raise typer.BadParameter("--calibrate is for pq, lr, int8, int4, hot and auto; tt and tr cannot weigh errors.")
-    texts = None if calibrate is None else _integration("verifying").read_texts(calibrate)
-    done = _integration("compressing").compress_folder(
+    if calibrate is not None and chosen is not None and not chosen.weighs_use:
+        able = [name for name in _SPELLINGS if (other := _format(name, None, None)[0]) and other.weighs_use]
+        raise typer.BadParameter(f"--calibrate is for {', '.join(able)} and auto; {format} cannot weigh errors.")
+    texts = None if calibrate is None else _integration().verifying.read_texts(calibrate)
+    done = _integration().compressing.compress_folder(
         _local_folder(source),
         out,
         chosen,
@@ -249,20 +232,17 @@ def compress(
         terminal.show_compressed(replace(done, source=source))
 
 
-def _format(name: _Name, ratio: float | None, budget: str | None) -> tuple[Format | None, float | None]:
+def _format(name: str, ratio: float | None, budget: str | None) -> tuple[Format | None, float | None]:
     """The format, ``None`` for one to be chosen, and the ratio."""
-    if budget is not None and (name is not _Name.auto or ratio is not None):
+    if budget is not None and (name != _AUTO or ratio is not None):
         raise typer.BadParameter("--budget is for --format auto, without a --ratio.")
-    by_bits = {_Name.int8: QuantizedRows(bits=8), _Name.int4: QuantizedRows(bits=4), _Name.hot: HotRows()}
-    if name in by_bits:
+    known = None if name == _AUTO else _SPELLINGS[name].format
+    if isinstance(known, Format):
         if ratio is not None:
             terminal.complain(f"tensorbed: the ratio of {name} is what its bits make it; --ratio is not used.")
-        return by_bits[name], None
+        return known, None
     _check_size(ratio, budget)
-    if name is _Name.auto:
-        return None, ratio
-    kinds: dict[str, Any] = {"pq": ProductQuantized, "tt": TensorTrain, "tr": TensorRing, "lr": LowRank}
-    return kinds[name](ratio=_RATIO if ratio is None else ratio), ratio
+    return None if known is None else known(ratio=_RATIO if ratio is None else ratio), ratio
 
 
 def _check_size(ratio: float | None, budget: str | None) -> None:
@@ -299,7 +279,7 @@ def verify(
 
     Example: `tensorbed verify small --against all-MiniLM-L6-v2 --texts sentences.txt --min-cosine 0.99`
     """
-    verifying = _integration("verifying")
+    verifying = _integration().verifying
     lines = verifying.read_texts(texts)
     found = verifying.verify_folders(out, _local_folder(against), lines, batch=batch, max_tokens=max_tokens)
     if as_json:
@@ -333,21 +313,21 @@ def info(as_json: AsJson = False) -> None:
 
 def _local_folder(model: Path) -> Path:
     """A folder as it is given; of a model of the Hub, by its name there, the folder in its cache."""
-    return model if model.exists() else _integration("hub").local_folder(model)
+    return model if model.exists() else _integration().hub.local_folder(model)
 
 
-def _integration(name: str) -> Any:
-    """A module of the integration; only commands that read folders wait for transformers."""
-    from importlib import import_module
-
+def _integration() -> Any:
+    """The integration with its modules; only commands that read folders wait for transformers."""
     try:
-        return import_module(f"tensorbed.integrations.transformers.{name}")
+        from tensorbed.integrations import transformers
+        from tensorbed.integrations.transformers import compressing, folders, hub, verifying  # noqa: F401
     except ModuleNotFoundError as error:
         missing = (error.name or "").split(".")[0]
         if missing not in ("transformers", "accelerate"):
             raise
         install = 'pip install "transformers>=5.20" "accelerate>=1.10"'
         raise ValueError(f"folders of models need {missing}: {install}") from None
+    return transformers
 
 
 def _show(found: Any, as_json: bool) -> None:

@@ -16,22 +16,18 @@ from tensorbed.compress.finding import MIN_ROWS, declared_heads
 from tensorbed.decompose.powers import far_exponent, frobenius, shifted
 from tensorbed.files.checksums import Checksums
 from tensorbed.files.header import FORMAT, opened
-from tensorbed.files.saving import described_in, layers_in
+from tensorbed.files.saving import contents_of
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 from tensorbed.printable import printable
-from tensorbed.structures.dense import Dense
 from tensorbed.structures.explanation import aligned
-from tensorbed.structures.formats import Budget, Format, OutOfReachError
-from tensorbed.structures.product_quantized import ProductQuantized
-from tensorbed.structures.quantized_rows import QuantizedRows
+from tensorbed.structures.formats import Budget, OutOfReachError
+from tensorbed.structures.registry import formats, plain_format
 
 _TALL = 4  # times as many rows as columns: most weights that are no tables have fewer
 _ROWS = 4096  # a table is looked at through so many of its rows
 _BARS = " ▁▂▃▄▅▆▇█"
 _WIDTH = 24
-# What a trained table may become without training.
-_POSSIBLE: tuple[Format, ...] = (QuantizedRows(bits=8), QuantizedRows(bits=4), ProductQuantized(ratio=14))
 
 
 @dataclass(frozen=True)
@@ -115,8 +111,8 @@ def inspect(what: nn.Module | str | os.PathLike[str]) -> Inspection:
         return _of_model(what)
     if (plain := _of_plain_file(Path(what))) is not None:
         return plain
-    version = described_in(what)["version"]
-    return Inspection(tuple(_of_layer(name, layer) for name, layer in layers_in(what).items()), version)
+    contents = contents_of(what)
+    return Inspection(tuple(_of_layer(name, layer) for name, layer in contents.layers.items()), contents.version)
 
 
 def _of_plain_file(path: Path) -> Inspection | None:
@@ -193,17 +189,18 @@ def _of_layer(name: str, layer: StructuredTable, tied: bool = False) -> Inspecte
 def _of_dense(name: str, module: nn.Module, tied: bool) -> Inspected:
     weight: Tensor = module.weight  # type: ignore[assignment]
     budget = Budget(len(weight), weight.shape[1], weight.dtype)
+    plain = plain_format().bind(budget)
     rows = weight[_picked(len(weight)).to(weight.device)]
     possible = []
     finite = _is_finite(weight)
-    for format in () if tied or not finite else _POSSIBLE:
+    for format in (format for kind in formats() for format in kind.without_training() if finite and not tied):
         with suppress(OutOfReachError):
             possible.append((repr(format), budget.ratio(format.bind(budget))))
     return Inspected(
         name=name,
         layer=f"{type(module).__name__}{' (tied)' if tied else ''}",
-        kind="dense",
-        sizes=Dense().bind(budget).summary,
+        kind=plain.kind,
+        sizes=plain.summary,
         numbers=weight.numel(),
         bytes=weight.numel() * weight.element_size(),
         ratio=1.0,

@@ -17,28 +17,10 @@ from tensorbed.fitting import check_table, fit_table
 from tensorbed.nn.options import check_format
 from tensorbed.progress import about, track
 from tensorbed.structures import Format, Structure
-from tensorbed.structures.dense import Dense
 from tensorbed.structures.formats import Budget, OutOfRangeError, OutOfReachError
-from tensorbed.structures.hot_rows import HotRows
-from tensorbed.structures.low_rank import LowRank
-from tensorbed.structures.product_quantized import ProductQuantized
-from tensorbed.structures.quantized_rows import QuantizedRows
-from tensorbed.structures.tensor_train import TensorTrain
+from tensorbed.structures.registry import formats as every_format
+from tensorbed.structures.registry import plain_format
 
-# What a trained table may become; the plan weighs them by their error on it.
-PRETRAINED: tuple[Format, ...] = (
-    QuantizedRows(bits=8),
-    QuantizedRows(bits=4, group=16),
-    QuantizedRows(bits=4, group=32),
-    HotRows(),
-    HotRows(share=0.25),
-    HotRows(share=0.5),
-    *(ProductQuantized(ratio=ratio) for ratio in (6, 7, 10, 14, 25)),
-    *(LowRank(ratio=ratio) for ratio in (2, 4, 8, 16, 32)),
-    *(TensorTrain(ratio=ratio) for ratio in (4, 16, 64)),
-)
-# What one trained from scratch may become: the largest of these ratios that the budget asks for.
-_TRAINED = (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 _ALIKE = 1e-3  # costs that differ by less are the same
 _ROUNDING = 1e-5  # an error that is none
 _MOST = 2**60  # numbers of a table; bytes are counted in 64 bits
@@ -112,7 +94,7 @@ def plan(
         whole = sum(table.nbytes for table, _ in tables.values())
     allowed = _allowed(budget, ratio, whole)
     measured = purpose == "pretrained" and not any(table.is_meta for table, _ in tables.values())
-    weighed = tuple(formats or (_pretrained(whole / allowed) if measured else _trained(whole / allowed)))
+    weighed = formats or _candidates(whole / allowed, measured)
     careful = careful and measured and formats is None
     bound: dict[str, _Bound] = {}
     for name, (table, reserved) in tables.items():
@@ -126,21 +108,21 @@ def plan(
     if measured:
         bound, refusals = _measured(tables, bound)
         _require_reach(tables, bound, allowed, whole, refusals)
+    dense = plain_format()
     options = {
-        name: (Option(Dense(), table.nbytes, 1.0, 0.0 if measured else None), *(option for option, _ in bound[name]))
+        name: (
+            Option(dense, table.nbytes, 1.0, 0.0 if measured else None),
+            *(option for option, _ in bound[name]),
+        )
         for name, (table, _) in tables.items()
     }
     sizes = {name: (int(table.shape[0]), int(table.shape[1])) for name, (table, _) in tables.items()}
     return Plan(sizes, _chosen(options, allowed), options, allowed, whole, same_rows_as)
 
 
-def _pretrained(ratio: float) -> tuple[Format, ...]:
-    return (*PRETRAINED, ProductQuantized(ratio=ratio)) if ratio > 1 else PRETRAINED
-
-
-def _trained(ratio: float) -> tuple[Format, ...]:
-    """Trains of the ratio asked for, and smaller ones where some tables cannot be that small."""
-    return tuple(TensorTrain(ratio=r) for r in sorted({*_TRAINED, max(1.0, ratio)}))
+def _candidates(ratio: float, measured: bool) -> list[Format]:
+    kinds = every_format()
+    return [format for k in kinds for format in (k.candidates(ratio) if measured else k.candidates_to_train(ratio))]
 
 
 class SpoilsHeadsError(ValueError):
@@ -198,7 +180,7 @@ def _weights(model: nn.Module, min_rows: int, skip: Sequence[str], tied: str, in
         raise TypeError(f"skip={skip!r}: give a list of patterns.")
     if tied not in ("keep", "untie"):
         raise ValueError(f'tied={tied!r}: choose "keep" or "untie".')
-    weights, left = found_tables(model, Dense(), min_rows, tuple(skip), include_heads, tied)
+    weights, left = found_tables(model, plain_format(), min_rows, tuple(skip), include_heads, tied)
     if not weights:
         why = ", ".join(f"{name}: {reason}" for name, reason in left.items())
         raise ValueError(f"the model has no table of at least min_rows={min_rows} rows{why and f' ({why})'}.")

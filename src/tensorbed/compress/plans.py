@@ -8,7 +8,6 @@ from typing import Any
 
 from tensorbed.compress.report import note_on_size
 from tensorbed.structures import Format
-from tensorbed.structures.dense import Dense
 from tensorbed.structures.explanation import aligned
 
 _NEAR = 0.9  # of the bytes allowed: a plan that takes less says what else there was
@@ -46,7 +45,7 @@ class Plan(Mapping[str, Format | None]):
 
     def __getitem__(self, name: str) -> Format | None:
         format = self.chosen[name].format
-        return None if isinstance(format, Dense) else format
+        return None if format.is_plain else format
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.chosen)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -101,8 +101,7 @@ def _check(model: nn.Module, format: Formats, min_rows: int, skip: Sequence[str]
 
 def _sizes(model: nn.Module) -> tuple[int, int]:
     """Numbers and bytes of parameters and buffers, what is shared once."""
-    found: Iterable[Tensor] = {id(t): t for t in (*model.parameters(), *model.buffers())}.values()
-    held = list(found)
+    held = {id(t): t for t in (*model.parameters(), *model.buffers())}.values()
     return sum(t.numel() for t in held), sum(t.numel() * t.element_size() for t in held)
 
 
@@ -133,28 +132,31 @@ def _layer(
     module: nn.Module, format: Format, first: StructuredTable | None, fit: bool, use: Use | None
 ) -> StructuredTable:
     if isinstance(module, nn.Linear):
-        head = _new_head(module, format, fit, use) if first is None else Head.tied_to(first)
+        head: Head = Head.tied_to(first) if first is not None else _new(Head, module, format, fit, use)
         head.bias = module.bias
         return head
-    options = _options(module)
+    kind, options = _kind(module), _options(module)
     if first is not None:
         scales = [float(getattr(one, "embed_scale", 1.0)) for one in (first, module)]
         other = scales[0] != scales[1] or any(getattr(first, name) != value for name, value in options.items())
-        if type(first) is not _kind(module) or other:
+        if type(first) is not kind or other:
             raise ValueError('shares its weight with a table of other options; use tied="untie".')
         return first
-    kind = _kind(module)
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    layer: StructuredTable
-    if fit:
-        layer = kind.from_pretrained(weight, format, not weight.requires_grad, use=use, **options)
-    else:
-        layer = kind(*weight.shape, format, device=weight.device, dtype=weight.dtype, **options)
-        layer.requires_grad_(weight.requires_grad)
+    layer: StructuredTable = _new(kind, module, format, fit, use, **options)
     if isinstance(layer, ScaledEmbedding):
         scale: Any = module.embed_scale
         layer.embed_scale, layer.rounds_scale = float(scale), isinstance(scale, Tensor)
     return layer
+
+
+def _new(kind: Any, module: nn.Module, format: Format, fit: bool, use: Use | None, **options: Any) -> Any:
+    """A layer fitted to the module's weight, or drawn with its sizes; frozen where that is."""
+    weight: Tensor = module.weight  # type: ignore[assignment]
+    if fit:
+        return kind.from_pretrained(weight, format, not weight.requires_grad, use=use, **options)
+    sizes = reversed(weight.shape) if kind is Head else weight.shape
+    layer = kind(*sizes, format, device=weight.device, dtype=weight.dtype, **options)
+    return layer.requires_grad_(weight.requires_grad)
 
 
 def _kind(module: nn.Module) -> Any:
@@ -167,15 +169,6 @@ def _options(module: nn.Module) -> dict[str, Any]:
     names = ["padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"]
     names += ["mode", "include_last_offset"] if isinstance(module, nn.EmbeddingBag) else []
     return {name: getattr(module, name) for name in names}
-
-
-def _new_head(module: nn.Linear, format: Format, fit: bool, use: Use | None) -> Head:
-    weight = module.weight
-    if fit:
-        return Head.from_pretrained(weight, format, not weight.requires_grad, use=use)
-    head = Head(module.in_features, module.out_features, format, device=weight.device, dtype=weight.dtype)
-    head.requires_grad_(weight.requires_grad)
-    return head
 
 
 def _entry(names: tuple[str, ...], table: Weight, layer: StructuredTable) -> Entry:

@@ -1,4 +1,4 @@
-"""Layers as plain data and back, what files keep of a layer besides its tensors; and layers into a model."""
+"""Layers as plain data and back: what files and configs keep of a layer besides its tensors, and whose these are."""
 
 from __future__ import annotations
 
@@ -16,38 +16,58 @@ from tensorbed.nn.bag import EmbeddingBag, check_mode
 from tensorbed.nn.embedding import Embedding, ScaledEmbedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.options import check_options
-from tensorbed.nn.table import StructuredTable
+from tensorbed.nn.shorthands import TTEmbedding, TTEmbeddingBag, TTHead
+from tensorbed.nn.table import StructuredTable, identity
 from tensorbed.printable import shortened
 from tensorbed.structures import Structure
 from tensorbed.structures.registry import read, registered
 from tensorbed.vocabulary.checks import check_budget
 from tensorbed.vocabulary.head_calls import check_impl as check_head_impl
 
-# The classes by name, the most special first, and what each has besides a structure and a dtype.
-_KINDS: dict[str, type[StructuredTable]] = {
-    "EmbeddingBag": EmbeddingBag,
-    "Head": Head,
-    "ScaledEmbedding": ScaledEmbedding,
-    "Embedding": Embedding,
+VERSION = 2  # of descriptions; those of 1 name a layer's other names "same_as"
+
+# What layers have besides a structure and a dtype, by class, the most special first; shorthands have the same.
+_TABLE = ("padding_idx", "scale_grad_by_freq", "std", "impl")
+_OPTIONS: dict[type[StructuredTable], tuple[str, ...]] = {
+    EmbeddingBag: (*_TABLE, "mode", "include_last_offset"),
+    Head: ("std", "impl", "memory_budget", "bias"),
+    ScaledEmbedding: (*_TABLE, "embed_scale", "rounds_scale"),
+    Embedding: _TABLE,
 }
-_TABLE = ("padding_idx", "scale_grad_by_freq", "std")
-_OPTIONS: dict[str, tuple[str, ...]] = {
-    "Embedding": (*_TABLE, "impl"),
-    "ScaledEmbedding": (*_TABLE, "impl", "embed_scale", "rounds_scale"),
-    "EmbeddingBag": (*_TABLE, "impl", "mode", "include_last_offset"),
-    "Head": ("std", "impl", "memory_budget", "bias"),
+# The classes by name, the most special first.
+_KINDS: dict[str, type[StructuredTable]] = {
+    kind.__name__: kind for kind in (TTEmbeddingBag, TTHead, TTEmbedding, *_OPTIONS)
 }
 # A head has a padding row where it is tied to a table that has one, and keeps it when it is saved without that table.
-_OPTIONAL: dict[str, tuple[str, ...]] = {"Head": ("padding_idx",)}
+_OPTIONAL = "padding_idx"
 _FLAGS = ("scale_grad_by_freq", "include_last_offset", "bias", "rounds_scale")
-_LATER = ("mode", "include_last_offset", "embed_scale", "rounds_scale")  # not of every table
 _DTYPES = {str(dtype)[6:]: dtype for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16)}
 
 
+def tables(model: nn.Module) -> dict[str, StructuredTable]:
+    """Our layers in a model, by every name they have."""
+    modules = model.named_modules(remove_duplicate=False)
+    return {name: module for name, module in modules if isinstance(module, StructuredTable)}
+
+
+def ties(layers: Mapping[str, StructuredTable]) -> dict[str, str]:
+    """For each layer that holds another's tensors the name of that other: the first of them, tables before heads."""
+    first: dict[Hashable, str] = {}
+    by_rank = sorted(layers.items(), key=lambda item: isinstance(item[1], Head))
+    names = {name: first.setdefault(identity(layer), name) for name, layer in by_rank}
+    return {name: names[name] for name in layers if names[name] != name}
+
+
+def descriptions(layers: Mapping[str, StructuredTable]) -> dict[str, dict[str, Any]]:
+    """Class, structure, dtype and options of each layer and whose tensors it holds, for JSON."""
+    sources = ties(layers)
+    return {name: {**described(layer), "tied_to": sources.get(name)} for name, layer in layers.items()}
+
+
 def described(layer: StructuredTable) -> dict[str, Any]:
-    """Class, structure, dtype and options of a layer, for JSON."""
+    """The same of one layer, without its ties."""
     kind = kind_of(layer)
-    if kind is not None and type(layer).forward is not _KINDS[kind].forward:
+    if kind is not None and type(layer).forward is not kind.forward:
         raise TypeError(f"a {type(layer).__name__} has a forward of its own, which a file cannot hold.")
     text, own = layer.structure.text, type(layer.structure)
     known = registered().get(layer.structure.kind)
@@ -57,14 +77,18 @@ def described(layer: StructuredTable) -> dict[str, Any]:
         )
     if kind is None or text is None or known is not own:
         raise TypeError(f"a {type(layer).__name__} over {layer.structure.kind} cannot be described; register its kind.")
-    options = {name: _plain(name, getattr(layer, name)) for name in _OPTIONS[kind]}
-    options |= {name: value for name in _OPTIONAL.get(kind, ()) if (value := getattr(layer, name)) is not None}
-    return {"layer": kind, "structure": text, "dtype": str(layer._dtype)[6:], "options": options}
+    options = {name: _plain(name, getattr(layer, name)) for name in _options_of(kind)}
+    options |= {} if layer.padding_idx is None else {_OPTIONAL: layer.padding_idx}
+    return {"layer": kind.__name__, "structure": text, "dtype": str(layer._dtype)[6:], "options": options}
 
 
-def kind_of(layer: StructuredTable) -> str | None:
-    """The name under which layers like this one are described."""
-    return next((name for name, cls in _KINDS.items() if isinstance(layer, cls)), None)
+def kind_of(layer: StructuredTable) -> type[StructuredTable] | None:
+    """The class as which a layer is described."""
+    return next((kind for kind in _KINDS.values() if isinstance(layer, kind)), None)
+
+
+def _options_of(kind: type[StructuredTable]) -> tuple[str, ...]:
+    return next(options for general, options in _OPTIONS.items() if issubclass(kind, general))
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -80,51 +104,56 @@ def _plain(name: str, value: Any) -> Any:
 
 def take_options(layer: StructuredTable, other: StructuredTable) -> None:
     """Make a layer behave as another of its kind and structure does."""
-    for name in {*_OPTIONS[kind_of(other) or ""], *_OPTIONAL.get(kind_of(other) or "", ())} - {"bias"}:
+    kind = kind_of(other)
+    assert kind is not None
+    for name in {*_options_of(kind), _OPTIONAL} - {"bias"}:
         setattr(layer, name, getattr(other, name))
 
 
-def owner(layer: StructuredTable) -> StructuredTable:
-    """The layer whose tensors these are: itself, or what it is tied to."""
-    while isinstance(layer, Head) and layer._tied:
-        layer = layer._tied[0]
-    return layer
+def checked(version: Any, layers: Any, place: str) -> dict[str, dict[str, Any]]:
+    """Descriptions that somebody may have edited, as :func:`descriptions` makes them today; ``place`` has them."""
+    parts = f"{place} has not the parts that it should have:"
+    if type(version) is not int or version < 1:
+        raise ValueError(f"{parts} version {version!r} is no version.")
+    if version > VERSION:
+        raise ValueError(
+            f"{place} has version {version} of the format, this tensorbed reads up to {VERSION}: update it."
+        )
+    if not isinstance(layers, Mapping) or not layers or not all(isinstance(one, Mapping) for one in layers.values()):
+        raise ValueError(f"{parts} layers must be descriptions of layers by name, as tensorbed wrote them.")
+    found = {name: {**one, "tied_to": one.get("tied_to")} for name, one in layers.items()}
+    for name, one in found.items():
+        same = one.pop("same_as", name)
+        one["tied_to"] = same if one["tied_to"] is None and same != name else one["tied_to"]
+    for name, one in found.items():
+        to = one["tied_to"]
+        if to is not None and (not isinstance(to, str) or found.get(to, one)["tied_to"] is not None):
+            raise ValueError(f"{place} ties {name!r} to {to!r}, which is no table of its shape.")
+    return found
 
 
-def identity(layer: StructuredTable) -> Hashable:
-    """Equal for layers that hold the same tensors, tied by us or by others."""
-    layer, specs = owner(layer), layer.structure.tensors()
-    # Moves copy what is not a Parameter.
-    kept = [spec for spec in specs if spec.trainable] or specs
-    return tuple(id(getattr(layer, spec.name)) for spec in kept)
-
-
-def rebuilt(description: Any, device: torch.device | str | None = "meta") -> StructuredTable:
+def rebuilt(description: Mapping[str, Any], device: torch.device | str | None = "meta") -> StructuredTable:
     """A layer from its description, its tensors still empty. ``ValueError`` where the description is none."""
     try:
         kind, dtype = _KINDS[description["layer"]], _DTYPES[description["dtype"]]
         structure, options = read(description["structure"]), dict(description["options"])
-        _check_options(description["layer"], structure, options)
+        _check_options(kind, structure, options)
         layer = kind.__new__(kind)
-        later = {name: options.pop(name) for name in _LATER if name in options}
-        bias, budget, impl = options.pop("bias", False), options.pop("memory_budget", None), options.pop("impl")
         layer._set_up(structure, device, dtype, **options)
-        for name, value in later.items():
-            setattr(layer, name, value)
         if isinstance(layer, Head):
-            layer._finish(bias, impl, budget)
-        else:
-            layer.impl = impl
+            layer._finish(options["bias"], options["impl"], options["memory_budget"])
+        for name in set(options) - {*_TABLE, "bias", "memory_budget"}:
+            setattr(layer, name, options[name])
         return layer
     except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, RuntimeError) as error:
         reason = shortened(str(error), 300)
         raise ValueError(f"not a description of a layer that this version knows ({reason}).") from error
 
 
-def _check_options(kind: str, structure: Structure, options: Mapping[str, Any]) -> None:
+def _check_options(kind: type[StructuredTable], structure: Structure, options: Mapping[str, Any]) -> None:
     """As strict as the layer's own constructor: all that it asks, of the type that it asks."""
-    needed = set(_OPTIONS[kind])
-    if unknown := set(options) - needed - set(_OPTIONAL.get(kind, ())):
+    needed = set(_options_of(kind))
+    if unknown := set(options) - needed - {_OPTIONAL}:
         raise ValueError(f"unknown options {', '.join(sorted(unknown))}")
     if lacking := needed - set(options):
         raise ValueError(f"without options {', '.join(sorted(lacking))}")
@@ -136,7 +165,7 @@ def _check_options(kind: str, structure: Structure, options: Mapping[str, Any]) 
         check_mode(options["mode"], options["scale_grad_by_freq"])
     if "embed_scale" in options:
         require_number(options["embed_scale"], "embed_scale", low=-math.inf)
-    if kind == "Head":
+    if issubclass(kind, Head):
         check_budget(options["memory_budget"])
         check_head_impl(options["impl"])
     else:

@@ -17,14 +17,14 @@ from torch import Tensor
 
 from tensorbed.checks import frames_in_packages
 from tensorbed.files.checksums import Checksums
-from tensorbed.files.description import rebuilt
+from tensorbed.files.description import checked, rebuilt
 from tensorbed.files.writing import STORED_AS
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 from tensorbed.printable import short_messages, shortened
 from tensorbed.structures.registry import refuse_constant
 
-FORMAT, VERSION = "tensorbed", 1
+FORMAT = "tensorbed"
 _DTYPES = {name: dtype for dtype, name in STORED_AS.items()}
 # Not of the structure, so that mixed precision may leave them in another floating-point dtype.
 _BESIDES = ("bias", "padding_row")
@@ -125,7 +125,7 @@ def understood(file: Any, path: Path) -> Contents:
         part = file.get_slice(name)
         tensors[name] = Stored(tuple(part.get_shape()), part.get_dtype(), name)
     tensors |= {alias: tensors[name] for alias, name in description["aliases"].items()}
-    layers = _layers(description["layers"], path)
+    layers = _layers(description["layers"], description["aliases"], path)
     for name, layer in layers.items():
         _check_tensors(layer, name, tensors, path)
     shared = {
@@ -155,52 +155,40 @@ def differently_shared(
 
 
 def _description(header: Mapping[str, str], stored: set[str], path: Path) -> dict[str, Any]:
+    place = f"the description in {path}"
     try:
         found = json.loads(header["description"], parse_constant=refuse_constant)
         version, layers, aliases = found["version"], found["layers"], found["aliases"]
-        wrong = type(version) is not int or not isinstance(layers, dict) or not isinstance(aliases, dict) or not layers
-        wrong = wrong or not all(
-            isinstance(one, dict) and {"tied_to", "same_as"} <= set(one) for one in layers.values()
-        )
-        # The first of several names for one layer is its own.
-        wrong = wrong or not all(layers[one["same_as"]]["same_as"] == one["same_as"] for one in layers.values())
-        wrong = wrong or not set(aliases.values()) <= stored or bool(set(aliases) & stored) or version < 1
     except (LookupError, TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"the description in {path} cannot be read ({type(error).__name__}: {error}).") from None
-    if wrong:
-        raise ValueError(f"the description in {path} has not the parts that it should have.")
-    if version > VERSION:
-        raise ValueError(
-            f"{path} has version {version} of the format, this tensorbed reads up to {VERSION}: update it."
-        )
-    return dict(found)
-
-
-def _layers(described: Mapping[str, Any], path: Path) -> dict[str, StructuredTable]:
-    """All layers without numbers, those tied that were, and one for all names of one."""
-    layers = {name: _layer(name, one, path) for name, one in described.items()}
-    for name, one in described.items():
-        to = one["tied_to"]
-        if to is None:
-            continue
-        if not isinstance(to, str) or to not in described or described[to]["tied_to"] is not None:
-            raise ValueError(f"{path} ties {name!r} to {to!r}, which is no table of its shape.")
-        layers[name] = _tied(name, layers[name], to, layers[to], path)
-    return {name: layers[one["same_as"]] for name, one in described.items()}
-
-
-def _layer(name: str, description: Mapping[str, Any], path: Path) -> StructuredTable:
+        raise ValueError(f"{place} cannot be read ({type(error).__name__}: {error}).") from None
+    layers = checked(version, layers, place)
     try:
-        return rebuilt({key: value for key, value in description.items() if key not in ("tied_to", "same_as")})
-    except (ValueError, ArithmeticError, RuntimeError) as error:
-        raise ValueError(f"layer {name!r} in {path}: {error}") from None
+        sound = set(aliases.values()) <= stored and not set(aliases) & stored
+    except (TypeError, AttributeError):
+        sound = False
+    if not sound:
+        raise ValueError(f"{place} has not the parts that it should have: aliases name tensors that are not stored.")
+    return {"version": version, "layers": layers, "aliases": aliases}
 
 
-def _tied(name: str, head: StructuredTable, to: str, table: StructuredTable, path: Path) -> Head:
-    """The head over the other's tensors."""
-    if not isinstance(head, Head) or table.structure != head.structure:
-        raise ValueError(f"{path} ties {name!r} to {to!r}, which is no table of its shape.")
-    return type(head).tied_to(table, head.bias is not None, impl=head.impl, memory_budget=head.memory_budget)
+def _layers(described: Mapping[str, Any], aliases: Mapping[str, str], path: Path) -> dict[str, StructuredTable]:
+    """All layers without numbers, those tied that were, and one for all names of one."""
+    layers: dict[str, StructuredTable] = {}
+    alike: dict[Hashable, StructuredTable] = {}  # over the same tensors, the bias too
+    for name, description in sorted(described.items(), key=lambda item: item[1]["tied_to"] is not None):
+        to, bias = description["tied_to"], inside(name, "bias")
+        try:
+            layer = rebuilt(description)
+        except ValueError as error:
+            raise ValueError(f"layer {name!r} in {path}: {error}") from None
+        if to is not None and layers[to].structure != layer.structure:
+            raise ValueError(f"{path} ties {name!r} to {to!r}, which is no table of its shape.")
+        own = aliases.get(bias, bias) if isinstance(layer, Head) and layer.bias is not None else None
+        key = (name if to is None else to, json.dumps({**description, "tied_to": None}, sort_keys=True), own)
+        layers[name] = alike.setdefault(key, layer)
+        if to is not None and layers[name] is layer:
+            layer.share(layers[to])
+    return {name: layers[name] for name in described}
 
 
 def _check_tensors(layer: StructuredTable, name: str, tensors: Mapping[str, Stored], path: Path) -> None:

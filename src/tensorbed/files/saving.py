@@ -16,13 +16,13 @@ from torch.nn.parameter import is_lazy
 
 from tensorbed.adapters import check_layers, tell
 from tensorbed.files.checksums import Checksums
-from tensorbed.files.description import described, identity, kind_of, put, take_options
-from tensorbed.files.header import FORMAT, VERSION, Contents, Stored, differently_shared, inside, opened, understood
+from tensorbed.files.description import VERSION, descriptions, put, tables, take_options
+from tensorbed.files.header import FORMAT, Contents, Stored, differently_shared, inside, opened, understood
 from tensorbed.files.writing import write_tensors
 from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.head import Head
-from tensorbed.nn.table import StructuredTable
+from tensorbed.nn.table import StructuredTable, identity
 
 
 def save(module: nn.Module, path: str | os.PathLike[str]) -> None:
@@ -35,14 +35,13 @@ def save(module: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"save takes a layer or a model, got {type(module).__name__}.")
-    every = module.named_modules(remove_duplicate=False)
-    layers = {name: layer for name, layer in every if isinstance(layer, StructuredTable)}
+    layers = tables(module)
     if not layers:
         raise ValueError("nothing here is a layer of tensorbed; compress the model first, or use safetensors itself.")
     state = _tensors_of(module)
     stored, aliases = _stored_once(state)
     _check_ties(layers, aliases)
-    parts = {"version": VERSION, "aliases": aliases, "layers": _descriptions(layers)}
+    parts = {"version": VERSION, "aliases": aliases, "layers": descriptions(layers)}
     _check_dtypes(layers)
     description, tensors = json.dumps(parts, allow_nan=False), _apart(stored)
     header = {"format": FORMAT, "description": description, **Checksums.of(description, tensors).entry()}
@@ -95,27 +94,6 @@ def _apart(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
         found[name] = whole.clone() if place in taken else whole
         taken.add(place)
     return found
-
-
-def _descriptions(layers: Mapping[str, StructuredTable]) -> dict[str, Any]:
-    """Each layer, with the name of the one whose tensors it shares and the first of its own names."""
-    names: dict[Hashable, str] = {}
-    holders: dict[Hashable, str] = {}
-    for name, layer in layers.items():
-        own = names.setdefault(_one(layer), name)
-        # The table itself, else the first of the heads over it: then it is kept there.
-        if not isinstance(layer, Head) or identity(layer) not in holders:
-            holders[identity(layer)] = own
-    found = {}
-    for name, layer in layers.items():
-        holder, own = holders[identity(layer)], names[_one(layer)]
-        found[name] = {**described(layer), "tied_to": None if holder == own else holder, "same_as": own}
-    return found
-
-
-def _one(layer: StructuredTable) -> Hashable:
-    """Equal for layers that are stored as one: tables alike over the same tensors, too."""
-    return id(layer) if isinstance(layer, Head) else (identity(layer), json.dumps(described(layer), sort_keys=True))
 
 
 def _check_ties(layers: Mapping[str, StructuredTable], aliases: Mapping[str, str]) -> None:
@@ -200,19 +178,12 @@ def load(path: str | os.PathLike[str], into: nn.Module | None = None) -> nn.Modu
         return _filled(into, contents, contents.read(file))
 
 
-def described_in(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The version of a file's format, and what its layers are."""
-    with opened(path) as file:
-        contents = understood(file, Path(path))
-        return {"version": contents.version, "layers": {name: described(one) for name, one in contents.layers.items()}}
-
-
-def layers_in(path: str | os.PathLike[str]) -> dict[str, StructuredTable]:
-    """The layers of this library in a file, by name, without a model."""
+def contents_of(path: str | os.PathLike[str]) -> Contents:
+    """What is in a file, without a model: its version, and its layers with their numbers."""
     with opened(path) as file:
         contents = understood(file, Path(path))
         _fill(contents.layers, contents.read(file))
-        return dict(contents.layers)
+        return contents
 
 
 def _fill(layers: Mapping[str, StructuredTable], state: Mapping[str, Tensor]) -> None:
@@ -357,7 +328,9 @@ def _share_biases(model: nn.Module, contents: Contents) -> None:
 
 def _is_like(old: nn.Module, layer: StructuredTable) -> bool:
     """Whether a layer can take the numbers of another into its own Parameters."""
-    if not isinstance(old, StructuredTable) or kind_of(old) != kind_of(layer) or old.structure != layer.structure:
+    if not isinstance(old, StructuredTable) or old.structure != layer.structure:
+        return False
+    if type(old).forward is not type(layer).forward:
         return False
     own = old.state_dict()
     return own.keys() == layer.state_dict().keys() and not any(tensor.is_meta for tensor in own.values())

@@ -1,1 +1,12 @@
-"""Where other libraries keep models, told about the layers of this one. Each is imported on demand."""
+"""Other libraries. Importing this enters their adapters; the libraries are imported where a model of theirs is met."""
+
+from tensorbed.adapters import Adapter, register_adapter
+
+
+def _transformers() -> Adapter:
+    from tensorbed.integrations import transformers
+
+    return transformers
+
+
+register_adapter("transformers.modeling_utils", _transformers)

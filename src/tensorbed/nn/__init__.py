@@ -4,17 +4,7 @@ from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.collection import EmbeddingBagCollection, Pooled
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.head import EmbeddingAndHead, Head, embedding_and_head
-from tensorbed.nn.shorthands import (
-    LowRankEmbedding,
-    LowRankEmbeddingBag,
-    LowRankHead,
-    TREmbedding,
-    TREmbeddingBag,
-    TRHead,
-    TTEmbedding,
-    TTEmbeddingBag,
-    TTHead,
-)
+from tensorbed.nn.shorthands import TTEmbedding, TTEmbeddingBag, TTHead
 
 __all__ = [
     "Embedding",
@@ -22,13 +12,7 @@ __all__ = [
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "Head",
-    "LowRankEmbedding",
-    "LowRankEmbeddingBag",
-    "LowRankHead",
     "Pooled",
-    "TREmbedding",
-    "TREmbeddingBag",
-    "TRHead",
     "TTEmbedding",
     "TTEmbeddingBag",
     "TTHead",

@@ -19,8 +19,8 @@ from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.options import check_format
 from tensorbed.pooling import Bags
 from tensorbed.structures import Explanations, Format
-from tensorbed.structures.dense import Dense
 from tensorbed.structures.formats import Budget, OutOfReachError
+from tensorbed.structures.registry import plain_format
 
 Arguments = Tensor | tuple[Tensor | None, ...]  # what one table's layer takes
 
@@ -295,12 +295,12 @@ def _format_for(rows: int, cols: int, format: Format, dense_below: int | None, d
         dtype or torch.get_default_dtype(),
     )
     if dense_below is not None:
-        return Dense() if rows < dense_below else format
+        return plain_format() if rows < dense_below else format
     require_float_dtype(budget.dtype)
     try:
-        return format if budget.ratio(format.bind(budget)) > 1 else Dense()
+        return format if budget.ratio(format.bind(budget)) > 1 else plain_format()
     except OutOfReachError:
-        return Dense()
+        return plain_format()
 
 
 def _arguments(given: Arguments) -> tuple[Any, ...]:

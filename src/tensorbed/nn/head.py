@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, NamedTuple, Self, Unpack
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +11,7 @@ from torch import Tensor, nn
 from tensorbed.checks import require_bool, require_positive
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.options import Deviation, TableOptions
-from tensorbed.nn.table import StructuredTable
+from tensorbed.nn.table import StructuredTable, identity
 from tensorbed.structures import Format, Use
 from tensorbed.vocabulary.checks import check_budget, check_per_class
 from tensorbed.vocabulary.explanation import ScoresExplanation, explain
@@ -57,7 +55,6 @@ class Head(StructuredTable):
     num_classes: int
     in_features: int
     bias: Tensor | None
-    _tied: tuple[StructuredTable, ...] = ()
 
     def __init__(
         self,
@@ -144,80 +141,33 @@ class Head(StructuredTable):
         check_impl(impl)
         require_bool(bias, "bias")
         head = cls.__new__(cls)
-        head._become_tied(embedding)
+        options: Any = {"padding_idx": embedding.padding_idx, "std": embedding.std}
+        head._set_up(embedding.structure, "meta", embedding._dtype, **options)
+        head.share(embedding)
         head._finish(bias, impl, memory_budget)
         return head
 
-    def _become_tied(self, table: StructuredTable) -> None:
-        """The table's Parameters and buffers under the same names."""
-        self._tied = (table,)
-        self._set_up(table.structure, None, table._dtype, padding_idx=table.padding_idx, std=table.std)
-        self._follow()
-
-    def _follow(self) -> None:
-        """Be told when the table's tensors are replaced, in whatever order a model moves or loads its parts."""
-        for table in self._tied:
-            if table._followers is None:
-                table._followers = WeakSet()
-            table._followers.add(self)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._follow()
-
-    def _make_tensors(self, device: torch.device | str | None, dtype: torch.dtype) -> None:
-        if not self._tied:
-            super()._make_tensors(device, dtype)
-            return
-        self.register_buffer("padding_row", None)
-        self._tie()
-
-    def _tie(self) -> None:
-        """Again the table's own tensors. Parameters keep their identity when a model moves, buffers do not."""
-        for table in self._tied:
-            for spec in self.structure.tensors():
-                if spec.trainable:
-                    self.register_parameter(spec.name, getattr(table, spec.name))
-                else:
-                    self.register_buffer(spec.name, getattr(table, spec.name))
-            self.register_buffer("padding_row", table.padding_row)
-
-    def _pass_on(self, before: Mapping[str, Tensor | None]) -> None:
-        """A head may be converted or loaded by itself, or before its table: the tensors are the table's all along."""
-        for table in self._tied:
-            self._hand_over(table, before)
-
-    def _save_to_state_dict(self, *args: Any) -> None:
-        self._tie()
-        super()._save_to_state_dict(*args)
-
-    def _load_from_state_dict(self, *args: Any) -> None:
-        self._tie()
-        super()._load_from_state_dict(*args)
+    def _owner(self) -> StructuredTable:
+        """The layer whose table this is: of those that hold its tensors the first, tables before heads."""
+        peers = [peer for peer in self._peers_alive() if identity(peer) == identity(self)]
+        return min(peers, key=lambda peer: isinstance(peer, Head), default=self)
 
     def _default_std(self) -> float:
         """Scores of vectors with entries of size 1 have size 1; a table that is tied is born as its embedding's."""
-        return self._tied[0]._default_std() if self._tied else float(self.in_features**-0.5)
+        owner = self._owner()
+        return float(self.in_features**-0.5) if owner is self else owner._default_std()
 
     @property
     def is_tied(self) -> bool:
-        """Whether the table is an embedding's."""
-        return bool(self._tied)
-
-    def params(self) -> dict[str, Tensor]:
-        """The structure's tensors by name. Those without gradient are read where they are kept."""
-        held = self._tied[0] if self._tied else self
-        return {s.name: getattr(self if s.trainable else held, s.name) for s in self.structure.tensors()}
+        """Whether the table is another layer's, an embedding's mostly."""
+        return self._owner() is not self
 
     def packed(self) -> Self:
-        if self._tied:
+        if self.is_tied:
             raise ValueError(
                 "a tied head has its embedding's table: pack that and tie again, tb.Head.tied_to(embedding.packed())."
             )
         return super().packed()
-
-    def _constant_row(self) -> Tensor | None:
-        return self._tied[0].padding_row if self._tied else self.padding_row
 
     def forward(self, h: Tensor, target: Tensor | None = None, *, task: str = "", **options: Any) -> Any:
         """``head(h)`` gives the logits ``(*, num_classes)``; :meth:`loss` and the others come through here too.

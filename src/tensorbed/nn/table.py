@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Hashable, Mapping
 from typing import Any, ClassVar, Self, Unpack
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +45,7 @@ class StructuredTable(nn.Module):
     num_embeddings: int
     embedding_dim: int
     padding_row: Tensor | None
-    # Layers that hold this one's tensors. Where they are replaced here, they are there.
-    _followers: WeakSet[StructuredTable] | None = None
-    # Layers of which none has the others' tensors from another, this one among them.
+    # Layers that share tensors, this one among them. Where they are replaced in one, they are in all.
     _peers: Peers | None = None
 
     @options_shown
@@ -148,10 +146,10 @@ class StructuredTable(nn.Module):
     @torch.no_grad()
     def packed(self) -> Self:
         """The layer that is stored when training is over: frozen, smaller, and every output the same to the bit."""
-        found = self.structure.packed(self.params())
-        if found is None:
+        pack = getattr(self.structure, "packed", None)
+        if pack is None:
             raise ValueError(f"a {self.structure.kind} is trained as it is stored: there is nothing to pack.")
-        structure, tensors = found
+        structure, tensors = pack(self.params())
         # A copy in all but the tensors, which would be thrown away.
         layer = copy.deepcopy(self, {id(tensor): tensor for tensor in self.params().values()})
         for spec in self.structure.tensors():
@@ -225,14 +223,11 @@ class StructuredTable(nn.Module):
         params = self.params()
         with full_precision(next(iter(params.values()))):
             table = self.structure.table_of(params)
-        row = self._constant_row()
+        row = self.padding_row
         if row is None:
             return table
         at = torch.tensor([self.padding_idx], device=table.device)
         return table.index_copy(0, at, row[None])
-
-    def _constant_row(self) -> Tensor | None:
-        return self.padding_row
 
     @property
     def cores(self) -> tuple[Tensor, ...]:
@@ -240,7 +235,12 @@ class StructuredTable(nn.Module):
 
         ``layer.cores[k].data.copy_(...)`` writes the layer; an optimiser is given ``layer.parameters()``.
         """
-        return self.structure.cores(self.params())
+        cores = getattr(self.structure, "cores", None)
+        if cores is None:
+            names = ", ".join(spec.name for spec in self.structure.tensors())
+            raise AttributeError(f"{self.structure.kind} has no cores; its tensors are {names}.")
+        views: tuple[Tensor, ...] = cores(self.params())
+        return views
 
     @property
     def compression_ratio(self) -> float:
@@ -286,13 +286,7 @@ class StructuredTable(nn.Module):
     def vocabulary(self, bias: Tensor | None = None) -> Vocabulary:
         """The table as what hidden vectors are scored against, for a loss or a tied head."""
         tensors = tuple(self.params().values())
-        return Vocabulary(self.structure, tensors, bias, self.padding_idx, self._constant_row())
-
-    def _tie(self) -> None:
-        """Take the tensors of the table this one follows, if any."""
-
-    def _pass_on(self, before: Mapping[str, Tensor | None]) -> None:
-        """Give the table that this one follows, if any, what has just taken the place of its tensors."""
+        return Vocabulary(self.structure, tensors, bias, self.padding_idx, self.padding_row)
 
     def _own(self) -> dict[str, Tensor | None]:
         return {**self._parameters, **self._buffers}
@@ -305,45 +299,32 @@ class StructuredTable(nn.Module):
 
     def _settle(self, before: Mapping[str, Tensor | None]) -> None:
         """After tensors were replaced: all that share them have the new ones."""
-        self._pass_on(before)
-        self._tie()
-        for follower in self._followers or ():
-            follower._tie()
-        for peer in self._peers.layers if self._peers is not None else ():
-            self._hand_over(peer, before)
-
-    def _hand_over(self, other: StructuredTable, before: Mapping[str, Tensor | None]) -> None:
-        """Give another layer what has just taken the place of tensors that both held, and those who follow it."""
-        for name in shared_names(self):
-            held: dict[str, Any] = other._parameters if name in other._parameters else other._buffers
-            if other is not self and held.get(name) is before[name]:
-                held[name] = getattr(self, name)
-        for follower in other._followers or ():
-            follower._tie()
+        for peer in self._peers_alive():
+            for name in shared_names(self):
+                held: dict[str, Any] = peer._parameters if name in peer._parameters else peer._buffers
+                if peer is not self and held.get(name) is before[name]:
+                    held[name] = getattr(self, name)
 
     def share(self, source: StructuredTable) -> None:
-        """Hold the source's very tensors, and go on when those of either are replaced, without knowing each other.
+        """Hold the source's very tensors, and go on when those of either are replaced: what a tie is.
 
-        :class:`Head` knows the table that it is tied to. transformers ties by names: what a layer is tied to may be on
-        disk, or replaced by another.
+        None of them has the tensors from another, which may be on disk, or be replaced by another layer.
         """
         for name in shared_names(self):
             setattr(self, name, getattr(source, name))
         if source._peers is None:
             source._peers = Peers(source)
         self._peers = source._peers
-        self._peers.layers.add(self)
+        self._peers.layers[self] = None
+
+    def _peers_alive(self) -> list[StructuredTable]:
+        """Those that were tied, in that order; whether they are still, :func:`identity` tells."""
+        return [] if self._peers is None else list(self._peers.layers)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         if self._peers is not None:
-            self._peers.layers.add(self)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A copy of the table alone has no followers; those copied along enter themselves again.
-        state: dict[str, Any] = super().__getstate__()  # type: ignore[no-untyped-call]
-        state.pop("_followers", None)
-        return state
+            self._peers.layers[self] = None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
         errors: list[str] = args[-1]
@@ -371,7 +352,7 @@ class Peers:
     """Layers that :meth:`StructuredTable.share` tensors. A copy has none: the layers copied along enter themselves."""
 
     def __init__(self, *layers: StructuredTable) -> None:
-        self.layers = WeakSet(layers)
+        self.layers: WeakKeyDictionary[StructuredTable, None] = WeakKeyDictionary(dict.fromkeys(layers))
 
     def __reduce__(self) -> tuple[type[Peers], tuple[()]]:
         return Peers, ()
@@ -381,3 +362,11 @@ def shared_names(layer: StructuredTable) -> list[str]:
     """The tensors that a tied layer has from its table."""
     own = [spec.name for spec in layer.structure.tensors()]
     return own if layer.padding_row is None else [*own, "padding_row"]
+
+
+def identity(layer: StructuredTable) -> Hashable:
+    """Equal for layers that hold the same tensors, tied by us or by others."""
+    specs = layer.structure.tensors()
+    # Moves copy what is not a Parameter.
+    kept = [spec for spec in specs if spec.trainable] or specs
+    return tuple(id(getattr(layer, spec.name)) for spec in kept)

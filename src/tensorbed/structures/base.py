@@ -212,24 +212,6 @@ class Structure(ABC):
             f"{self.kind} cannot be resized; make a table of {rows} rows and fit it with from_pretrained."
         )
 
-    def mean_row(self, p: Params) -> Tensor:  # -> (1, cols)
-        """The mean of all rows, a block of them at a time."""
-        step = max(1, _BLOCK // self.cols)
-        total = torch.zeros(1, self.cols, dtype=torch.float64, device=next(iter(p.values())).device)
-        for start in range(0, self.rows, step):
-            index = torch.arange(start, min(start + step, self.rows), device=total.device)
-            total += self.lookup(p, index, "auto").sum(0, dtype=torch.float64)
-        return total / self.rows
-
-    def packed(self, p: Params) -> tuple[Structure, Params] | None:
-        """What is stored once training is over, of equal rows; ``None`` where that is the structure itself."""
-        return None
-
-    def cores(self, p: Params) -> tuple[Tensor, ...]:
-        """Chains only: the cores as views in the paper's layout ``(R_{k-1}, I_k, J_k, R_k)``."""
-        names = ", ".join(spec.name for spec in self.tensors())
-        raise AttributeError(f"{self.kind} has no cores; its tensors are {names}.")
-
     @abstractmethod
     def describe(self) -> str:
         """Sizes in one line, for ``extra_repr``."""
@@ -254,6 +236,16 @@ def rounded(made: Tensor, p: Params) -> Tensor:
     """In the dtype of the numbers that a table is kept in."""
     dtypes = [tensor.dtype for tensor in p.values() if tensor.is_floating_point()]
     return made.to(reduce(torch.promote_types, dtypes)) if dtypes else made
+
+
+def mean_row(structure: Structure, p: Params) -> Tensor:  # -> (1, cols)
+    """The mean of all rows, a block of them at a time."""
+    step = max(1, _BLOCK // structure.cols)
+    total = torch.zeros(1, structure.cols, dtype=torch.float64, device=next(iter(p.values())).device)
+    for start in range(0, structure.rows, step):
+        index = torch.arange(start, min(start + step, structure.rows), device=total.device)
+        total += structure.lookup(p, index, "auto").sum(0, dtype=torch.float64)
+    return total / structure.rows
 
 
 def with_rows(tensor: Tensor, rows: int, new: Tensor) -> Tensor:  # (n, ...), (1, ...) -> (rows, ...)

@@ -108,6 +108,7 @@ class ChainMatrix(Structure):
         return replace(self, rows=rows, row_factors=(first, *self.row_factors[1:])), {**p, "core_0": core}
 
     def cores(self, p: Params) -> tuple[Tensor, ...]:
+        """Views in the paper's layout ``(R_{k-1}, I_k, J_k, R_k)``."""
         return tuple(core.transpose(0, 1) for core in self._stored(p))
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:

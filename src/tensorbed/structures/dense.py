@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.backends.scores.scoring import Cost, Scoring
-from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
+from tensorbed.structures.base import Params, Structure, TensorSpec, mean_row, scale_to_std, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format
 from tensorbed.structures.registry import register
 
@@ -36,7 +36,7 @@ class DenseMatrix(Structure):
         return p["table"].view_as(p["table"])
 
     def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
-        return replace(self, rows=rows), {"table": with_rows(p["table"], rows, self.mean_row(p))}
+        return replace(self, rows=rows), {"table": with_rows(p["table"], rows, mean_row(self, p))}
 
     @property
     def row_multiply_adds(self) -> int:
@@ -60,6 +60,7 @@ class DenseMatrix(Structure):
 class Dense(Format):
     """``tb.Dense()``: an ordinary table, for baselines that differ in one argument."""
 
+    is_plain: ClassVar[bool] = True
     suits_heads: ClassVar[bool] = True
 
     def bind(self, budget: Budget) -> DenseMatrix:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -72,14 +74,54 @@ class OutOfRangeError(ValueError):
     """A table of numbers so large or so small that its dtype cannot hold a fit to it."""
 
 
-class Format(ABC):
-    """A small configuration that becomes a structure when it meets a table's size."""
+class Spelling(NamedTuple):
+    """A format as the command line names it: one whose size is settled, or what makes one of a ``ratio=``."""
 
+    format: Format | Callable[..., Format]
+    help: str
+
+
+class Format(ABC):
+    """A small configuration that becomes a structure when it meets a table's size.
+
+    What others have to know of a format it says itself: how it is named on the command line, what plans weigh of it,
+    what becomes of a trained table. They ask all of :func:`tensorbed.structures.registry.formats` and name none.
+    """
+
+    known: ClassVar[dict[str, type[Format]]] = {}  # all of them, by name
+    is_plain: ClassVar[bool] = False  # whether it is the table itself, where nothing is gained by another
     sample_rows: ClassVar[int] = 2**13  # rows that tell the error of a table
-    suits_heads: ClassVar[bool] = (
-        False  # whether fits to a trained vocabulary head leave its scores nearly as they were
-    )
+    suits_heads: ClassVar[bool] = False  # whether fits to a trained vocabulary head leave its scores nearly as they are
     squares_numbers: ClassVar[bool] = False  # whether a fit wants numbers that can be squared, see :func:`fitted`
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        Format.known[cls.__qualname__] = cls
+
+    @classmethod
+    def spellings(cls) -> Mapping[str, Spelling]:
+        """Its names on the command line."""
+        return {}
+
+    @classmethod
+    def candidates(cls, ratio: float) -> Iterable[Format]:
+        """What a plan weighs for a trained table where tables are to be that many times smaller."""
+        return ()
+
+    @classmethod
+    def candidates_to_train(cls, ratio: float) -> Iterable[Format]:
+        """The same for a table that is trained from scratch."""
+        return ()
+
+    @classmethod
+    def without_training(cls) -> Iterable[Format]:
+        """What a trained table may become without being trained again."""
+        return ()
+
+    @property
+    def weighs_use(self) -> bool:
+        """Whether :meth:`fit_to_use` is another fit than :meth:`fit`."""
+        return type(self).fit_to_use is not Format.fit_to_use
 
     @abstractmethod
     def bind(self, budget: Budget) -> Structure:
@@ -124,6 +166,14 @@ def fitted(format: Format, table: Tensor, budget: Budget, use: Use | None = None
     # In float64, because the caller's dtype may be wider than the table's.
     back = {name: shifted(fit.params[name].double(), exponent / len(names)) for name in names}
     return Fit(fit.structure, {**fit.params, **back})
+
+
+def largest_size(
+    sizes: Sequence[int], structure: Callable[[int], Structure], budget: Budget, ratio: float
+) -> int | None:
+    """Of ascending sizes the last whose structure is still ``ratio`` times smaller than the table, by bisection."""
+    count = bisect_right(sizes, -ratio, key=lambda size: -budget.ratio(structure(size)))
+    return sizes[count - 1] if count else None
 
 
 def some_rows(table: Tensor, count: int) -> Tensor:  # (rows, cols) -> (at most count, cols)
@@ -204,25 +254,17 @@ class RankedFormat(Format):
         return self.with_rank(budget, self.rank, clip=False)
 
     def largest(self, budget: Budget, ratio: float) -> Structure:
-        """The largest uniform rank that is still ``ratio`` times smaller than the dense table, by bisection."""
-
-        def fits(rank: int) -> bool:
-            return budget.ratio(self.with_rank(budget, rank, clip=True)) >= ratio
-
-        if not fits(1):
+        """The largest uniform rank that is still ``ratio`` times smaller than the dense table."""
+        # Beyond rows * cols no format has a use for more rank: clipping has settled the size by then.
+        ranks = range(1, budget.rows * budget.cols + 1)
+        rank = largest_size(ranks, lambda rank: self.with_rank(budget, rank, clip=True), budget, ratio)
+        if rank is None:
             most = budget.ratio(self.with_rank(budget, 1, clip=True))
             raise OutOfReachError(
                 f"ratio={ratio:g} for {self.name}: at rank 1 this table of {budget.rows} x {budget.cols} is "
                 f"{most:.4g} times smaller, the most it can be; ask for at most that, or change the order or shape."
             )
-        low, high = 1, 2
-        # Beyond rows * cols no format has a use for more rank: clipping has settled the size by then.
-        while high <= budget.rows * budget.cols and fits(high):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return self.with_rank(budget, low, clip=True)
+        return self.with_rank(budget, rank, clip=True)
 
     def target(self, budget: Budget) -> Structure:
         """The structure a fit by rank or ratio aims at; a fit has no use for more rank than the table has."""

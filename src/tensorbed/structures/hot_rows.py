@@ -16,7 +16,7 @@ from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.checks import require_number
 from tensorbed.dispatch import is_exporting, is_plain, is_recorded
 from tensorbed.structures.base import Params, Structure, TensorSpec
-from tensorbed.structures.formats import Budget, Fit, Format, Use, fitted
+from tensorbed.structures.formats import Budget, Fit, Format, Spelling, Use, fitted
 from tensorbed.structures.quantized_rows import QuantizedRows
 from tensorbed.structures.registry import read, register
 
@@ -187,6 +187,14 @@ class HotRows(Format):
     def suits_heads(self) -> bool:  # type: ignore[override]
         # Frequent words make most of the scores that matter; the others bear coarser rows.
         return self.hot.suits_heads and isinstance(self.rest, QuantizedRows)
+
+    @classmethod
+    def spellings(cls) -> dict[str, Spelling]:
+        return {"hot": Spelling(cls(), "the rows used most in 8 bits, others in 4, for language models")}
+
+    @classmethod
+    def candidates(cls, ratio: float) -> list[HotRows]:
+        return [cls(), cls(share=0.25), cls(share=0.5)]
 
     def bind(self, budget: Budget) -> HotRowsMatrix:
         hot, rest = self._budgets(budget)

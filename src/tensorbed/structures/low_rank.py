@@ -15,7 +15,7 @@ from tensorbed.checks import require_positive
 from tensorbed.decompose.feedback import root_of_metric
 from tensorbed.decompose.truncate import Truncated, truncate
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
-from tensorbed.structures.formats import Budget, Fit, RankedFormat, Use
+from tensorbed.structures.formats import Budget, Fit, RankedFormat, Spelling, Use
 from tensorbed.structures.registry import register
 
 
@@ -98,6 +98,14 @@ class LowRank(RankedFormat):
     """``tb.LowRank(rank=64)``, ``tb.LowRank(ratio=8)`` or, for fitting, ``tb.LowRank(rel_error=0.1)``."""
 
     squares_numbers = True
+
+    @classmethod
+    def spellings(cls) -> dict[str, Spelling]:
+        return {"lr": Spelling(cls, "low rank, which wants training after")}
+
+    @classmethod
+    def candidates(cls, ratio: float) -> list[LowRank]:
+        return [cls(ratio=each) for each in (2, 4, 8, 16, 32)]
 
     def with_rank(self, budget: Budget, rank: int, *, clip: bool) -> LowRankMatrix:
         most = min(budget.rows, budget.cols)

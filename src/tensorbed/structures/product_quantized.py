@@ -20,8 +20,18 @@ from tensorbed.decompose.clusters import k_means
 from tensorbed.decompose.feedback import feedback
 from tensorbed.decompose.powers import far_exponent, shifted
 from tensorbed.progress import track
-from tensorbed.structures.base import Params, Structure, TensorSpec, rounded, with_rows
-from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, Use, some_rows, written
+from tensorbed.structures.base import Params, Structure, TensorSpec, mean_row, rounded, with_rows
+from tensorbed.structures.formats import (
+    Budget,
+    Fit,
+    Format,
+    OutOfReachError,
+    Spelling,
+    Use,
+    largest_size,
+    some_rows,
+    written,
+)
 from tensorbed.structures.registry import register
 
 _WORDS = 256  # entries of a codebook: what a byte can name
@@ -109,7 +119,7 @@ class ProductQuantizedMatrix(Structure):
         made = replace(self, rows=rows)
         if made.words < self.words:
             raise ValueError(f"a product quantised table of {self.words} entries a part cannot have {rows} rows.")
-        row = self.mean_row(p)
+        row = mean_row(self, p)
         row = row @ p["rotation"].double().T if self.rotated else row
         parts = row.view(self.parts, 1, -1)
         nearest = torch.cdist(parts, p["codebooks"].double()).argmin(2).T  # (1, parts)
@@ -178,25 +188,38 @@ class ProductQuantized(Format):
         require_positive(self.sweeps, "sweeps")
         require_bool(self.rotate, "rotate")
 
-    def bind(self, budget: Budget) -> ProductQuantizedMatrix:
-        if self.ratio is not None:
-            return self._largest(budget, self.ratio)
-        parts = self.parts or next(m for m in _divisors(budget.cols)[::-1] if 2 * m <= budget.cols or m == 1)
-        if budget.cols % parts:
-            allowed = ", ".join(map(str, _divisors(budget.cols)))
-            raise ValueError(f"parts={parts} does not divide embedding_dim={budget.cols}; choose one of {allowed}.")
-        return ProductQuantizedMatrix(budget.rows, budget.cols, parts, self.rotate)
+    @classmethod
+    def spellings(cls) -> dict[str, Spelling]:
+        return {"pq": Spelling(cls, "product quantisation")}
 
-    def _largest(self, budget: Budget, ratio: float) -> ProductQuantizedMatrix:
-        found = [ProductQuantizedMatrix(budget.rows, budget.cols, m, self.rotate) for m in _divisors(budget.cols)]
-        fitting = [structure for structure in found if budget.ratio(structure) >= ratio]
-        if not fitting:
-            most = max(budget.ratio(structure) for structure in found)
-            raise OutOfReachError(
-                f"ratio={ratio:g} for ProductQuantized: with one byte a row this table of {budget.rows} x "
-                f"{budget.cols} is {most:.4g} times smaller, the most it can be; ask for at most that."
-            )
-        return fitting[-1]
+    @classmethod
+    def candidates(cls, ratio: float) -> list[ProductQuantized]:
+        return [cls(ratio=each) for each in (6, 7, 10, 14, 25, *([ratio] if ratio > 1 else []))]
+
+    @classmethod
+    def without_training(cls) -> list[ProductQuantized]:
+        return [cls(ratio=14)]
+
+    def bind(self, budget: Budget) -> ProductQuantizedMatrix:
+        divisors = _divisors(budget.cols)
+
+        def bound(parts: int) -> ProductQuantizedMatrix:
+            return ProductQuantizedMatrix(budget.rows, budget.cols, parts, self.rotate)
+
+        if self.ratio is not None:
+            most = largest_size(divisors, bound, budget, self.ratio)
+            if most is None:
+                raise OutOfReachError(
+                    f"ratio={self.ratio:g} for ProductQuantized: with one byte a row this table of {budget.rows} x "
+                    f"{budget.cols} is {budget.ratio(bound(1)):.4g} times smaller, the most it can be; ask for at most "
+                    "that."
+                )
+            return bound(most)
+        parts = self.parts or next(m for m in divisors[::-1] if 2 * m <= budget.cols or m == 1)
+        if budget.cols % parts:
+            allowed = ", ".join(map(str, divisors))
+            raise ValueError(f"parts={parts} does not divide embedding_dim={budget.cols}; choose one of {allowed}.")
+        return bound(parts)
 
     def sized_as(self, structure: Structure) -> ProductQuantized:
         assert isinstance(structure, ProductQuantizedMatrix)

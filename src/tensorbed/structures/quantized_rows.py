@@ -16,8 +16,8 @@ from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.checks import require_int, require_positive
 from tensorbed.decompose.feedback import feedback
 from tensorbed.progress import track
-from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
-from tensorbed.structures.formats import Budget, Fit, Format, Use
+from tensorbed.structures.base import Params, Structure, TensorSpec, mean_row, with_rows
+from tensorbed.structures.formats import Budget, Fit, Format, Spelling, Use
 from tensorbed.structures.registry import register
 
 _BLOCK = 2**18  # numbers of the table quantised at once, which stay in the cache
@@ -85,7 +85,7 @@ class QuantizedRowsMatrix(Structure):
         return coded.Quantized(self.cols, p["codes"], p["scale"], p.get("steps"), self.group, self.bits)
 
     def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
-        new = _fitted(self, self.mean_row(p), None)
+        new = _fitted(self, mean_row(self, p), None)
         return replace(self, rows=rows), {name: with_rows(tensor, rows, new[name]) for name, tensor in p.items()}
 
     @property
@@ -168,6 +168,18 @@ class QuantizedRows(Format):
     @property
     def suits_heads(self) -> bool:  # type: ignore[override]
         return self.bits == 8
+
+    @classmethod
+    def spellings(cls) -> dict[str, Spelling]:
+        return {f"int{bits}": Spelling(cls(bits=bits), f"rows of {bits}-bit integers") for bits in (8, 4)}
+
+    @classmethod
+    def candidates(cls, ratio: float) -> list[QuantizedRows]:
+        return [cls(bits=8), cls(bits=4, group=16), cls(bits=4, group=32)]
+
+    @classmethod
+    def without_training(cls) -> list[QuantizedRows]:
+        return [cls(bits=8), cls(bits=4)]
 
     def bind(self, budget: Budget) -> QuantizedRowsMatrix:
         group = self.group or (budget.cols if self.bits == 8 else 32)

@@ -1,4 +1,4 @@
-"""The names under which structures are stored, tested and found."""
+"""The names under which structures are stored, tested and found, and the formats that bind them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn, TypeVar, get_type_hints
 
 from tensorbed.structures.base import Structure
+from tensorbed.structures.formats import Format
 
 S = TypeVar("S", bound=type[Structure])
 
@@ -68,3 +69,13 @@ def _tuples(value: Any) -> Any:
 def registered() -> MappingProxyType[str, type[Structure]]:
     """Every registered structure by name."""
     return MappingProxyType(_STRUCTURES)
+
+
+def formats() -> tuple[type[Format], ...]:
+    """Every format."""
+    return tuple(Format.known.values())
+
+
+def plain_format() -> Format:
+    """The table itself: what is left where no format gains anything."""
+    return next(format() for format in formats() if format.is_plain)

@@ -12,7 +12,7 @@ from tensorbed.backends.native.coded import Quantized
 from tensorbed.backends.scores import codes as code_scores
 from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.dispatch import working_dtype
-from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
+from tensorbed.structures.base import Params, Structure, TensorSpec, mean_row, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format
 from tensorbed.structures.quantized_rows import STEPS, QuantizedRows, QuantizedRowsMatrix, in_blocks, packed
 from tensorbed.structures.registry import register
@@ -95,7 +95,7 @@ class StraightThroughMatrix(Structure):
         return steps, most * (STEPS / (STEPS - 1))
 
     def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
-        return replace(self, rows=rows), {"table": with_rows(p["table"], rows, self.mean_row(p))}
+        return replace(self, rows=rows), {"table": with_rows(p["table"], rows, mean_row(self, p))}
 
     @property
     def row_multiply_adds(self) -> int:
@@ -126,7 +126,7 @@ class StraightThroughMatrix(Structure):
         table.mul_(std / float(torch.stack(norms).square().sum() / table.numel()) ** 0.5)
 
     def packed(self, p: Params) -> tuple[Structure, Params]:
-        """Codes, steps and scales of the table as it is."""
+        """What is stored once training is over, of equal rows: codes, steps and scales of the table as it is."""
         table = p["table"].detach()
         return self._stored, in_blocks(self._stored, table, table.dtype, "packing rows", self._packed)
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tensorbed.decompose.ring import improve, tr_svd
 from tensorbed.structures.chain import ChainFormat, ChainMatrix
+from tensorbed.structures.formats import Spelling
 from tensorbed.structures.registry import register
 
 
@@ -32,6 +33,10 @@ class TensorRing(ChainFormat):
     """
 
     structure = TensorRingMatrix
+
+    @classmethod
+    def spellings(cls) -> dict[str, Spelling]:
+        return {"tr": Spelling(cls, "tensor ring, which wants training after")}
 
     def bonds(self, ranks: Sequence[int]) -> tuple[int, ...]:
         return (*ranks, ranks[0])

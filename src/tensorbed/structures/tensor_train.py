@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tensorbed.decompose.train import tt_svd
 from tensorbed.structures.chain import ChainFormat, ChainMatrix
+from tensorbed.structures.formats import Spelling
 from tensorbed.structures.registry import register
 
 
@@ -34,6 +35,19 @@ class TensorTrain(ChainFormat):
     """
 
     structure = TensorTrainMatrix
+
+    @classmethod
+    def spellings(cls) -> dict[str, Spelling]:
+        return {"tt": Spelling(cls, "tensor train, which wants training after")}
+
+    @classmethod
+    def candidates(cls, ratio: float) -> list[TensorTrain]:
+        return [cls(ratio=each) for each in (4, 16, 64)]
+
+    @classmethod
+    def candidates_to_train(cls, ratio: float) -> list[TensorTrain]:
+        """Of the ratio asked for, and smaller ones where some tables cannot be that small."""
+        return [cls(ratio=each) for each in sorted({*(2**k for k in range(1, 13)), max(1.0, ratio)})]
 
     def bonds(self, ranks: Sequence[int]) -> tuple[int, ...]:
         return (1, *ranks, 1)

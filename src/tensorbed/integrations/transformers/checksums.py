@@ -16,8 +16,8 @@ from transformers.integrations.accelerate import load_offloaded_parameter
 
 from tensorbed.checks import frames_in_packages
 from tensorbed.files.checksums import Checksums
+from tensorbed.files.description import tables
 from tensorbed.integrations.transformers.config import METHOD, TensorbedConfig
-from tensorbed.integrations.transformers.ties import tables
 
 
 def header_entry(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, str]:

@@ -36,8 +36,8 @@ from tensorbed.integrations.transformers.placing import check_space, check_targe
 from tensorbed.nn.head import Head
 from tensorbed.progress import track
 from tensorbed.structures import Format
-from tensorbed.structures.dense import Dense
 from tensorbed.structures.formats import Budget
+from tensorbed.structures.registry import plain_format
 
 _HARMLESS = 0.02  # a fit error that no head is hurt by; 8 bits have less
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # what systems say of a disk without space, or without more for this user
@@ -70,16 +70,8 @@ class CompressedFolder:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, for JSON."""
-        return {
-            "source": str(self.source),
-            "out": str(self.out),
-            "report": self.report.to_dict(),
-            "disk_before": self.disk_before,
-            "disk_after": self.disk_after,
-            "notes": list(self.notes),
-            "unpacked": self.unpacked,
-            "dtype": self.dtype,
-        }
+        paths = {"source": str(self.source), "out": str(self.out)}
+        return {**vars(self), **paths, "report": self.report.to_dict(), "notes": list(self.notes)}
 
 
 def compress_folder(
@@ -167,7 +159,7 @@ class ExpectedSize:
     ) -> Self:
         """Sizes of a format are known; of one to be chosen, what it has to keep to."""
         options = where["min_rows"], tuple(where["skip"]), where["include_heads"], where["tied"]
-        weights, _ = found_tables(model, format or Dense(), *options)
+        weights, _ = found_tables(model, format or plain_format(), *options)
         dense = sum(weight.tensor.nbytes for weight in weights)
         if format is not None:
             copies = [len(weight.places) if where["tied"] == "untie" else 1 for weight in weights]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from inspect import signature
-from types import NoneType
 from typing import Any
 
 from transformers.quantizers.auto import register_quantization_config
@@ -12,28 +11,13 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from tensorbed.compress.finding import Formats
 from tensorbed.compress.replacing import compress_
+from tensorbed.files.description import VERSION, checked
 from tensorbed.printable import short_messages
 
 METHOD = "tensorbed"
 # What config.json has: transformers prints it where it knows no such method, and then it says what is missing.
 METHOD_IN_FILES = "tensorbed (import tensorbed.integrations.transformers before loading)"
 GGUF = "gguf"  # how a file was read; the model is dense
-VERSION = 1
-
-
-def _check_layers(layers: Any, untied: Any) -> None:
-    """They are as they were written."""
-    if layers is not None:
-        sound = isinstance(layers, Mapping) and layers and all(isinstance(one, Mapping) for one in layers.values())
-        ties = [one.get("tied_to") for one in layers.values()] if sound else []
-        if not sound or not all(isinstance(to, (str, NoneType)) for to in ties):
-            raise ValueError(
-                "quantization_config: layers must be descriptions of layers by name, as tensorbed wrote them."
-            )
-        if wrong := [to for to in ties if to is not None and layers.get(to, {}).get("tied_to", "") is not None]:
-            raise ValueError(f"quantization_config: a layer is tied to {wrong[0]!r}, which has no tensors of its own.")
-    if isinstance(untied, str) or not isinstance(untied, Sequence) or not all(isinstance(one, str) for one in untied):
-        raise ValueError(f"quantization_config: untied must be a list of names, got {untied!r}.")
 
 
 @register_quantization_config(METHOD_IN_FILES)
@@ -60,16 +44,15 @@ class TensorbedConfig(QuantizationConfigMixin):  # type: ignore[misc]
         options.pop("quant_method", None)
         if unknown := [name for name in options if name not in signature(compress_).parameters]:
             raise TypeError(f"TensorbedConfig: unexpected {', '.join(unknown)}; it takes what tb.compress_ takes.")
-        if type(version) is not int or not 1 <= version <= VERSION:
-            raise ValueError(f"the model has version {version!r} of the format, this tensorbed reads up to {VERSION}.")
-        _check_layers(layers, untied)
+        if not isinstance(untied, Sequence) or isinstance(untied, str) or not all(isinstance(n, str) for n in untied):
+            raise ValueError(f"quantization_config: untied must be a list of names, got {untied!r}.")
         if format is None and layers is None:
             raise ValueError("TensorbedConfig wants a format, for instance TensorbedConfig(tb.QuantizedRows(bits=8)).")
         self.quant_method = METHOD
         self.version = version
         self.format = format
         self.options = options
-        self.layers = None if layers is None else dict(layers)
+        self.layers = None if layers is None else checked(version, layers, "quantization_config")
         self.untied = tuple(untied)
 
     def to_dict(self) -> dict[str, Any]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -16,18 +17,12 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from tensorbed.compress.replacing import compress_
-from tensorbed.files.description import described, put, rebuilt
-from tensorbed.integrations.transformers import cards, checksums, resizing, ties
+from tensorbed.files.description import described, descriptions, put, rebuilt, tables, ties
+from tensorbed.integrations.transformers import checksums
+from tensorbed.integrations.transformers.cards import save_pretrained
 from tensorbed.integrations.transformers.config import GGUF, METHOD, METHOD_IN_FILES, TensorbedConfig
-from tensorbed.integrations.transformers.ties import (
-    restore,
-    rewrite,
-    separate,
-    share_tensors,
-    sources_of,
-    tables,
-    untied,
-)
+from tensorbed.integrations.transformers.resizing import resized_embeddings, resized_head
+from tensorbed.integrations.transformers.ties import restore, rewrite, separate, share_tensors, tie_weights, untied
 from tensorbed.nn.head import Head
 from tensorbed.nn.lazy import LazyTable
 from tensorbed.nn.table import StructuredTable, shared_names
@@ -36,6 +31,13 @@ from tensorbed.printable import short_messages
 _HINT = "[compressed: import tensorbed.integrations.transformers before loading]"
 # Models draw the weights of all their layers anew before a file is read, unless marked; ours are never drawn that way.
 LazyTable._is_hf_initialized = True  # type: ignore[attr-defined]
+# What a model with our layers does otherwise than its class says.
+_METHODS: dict[str, Callable[..., Any]] = {
+    "tie_weights": tie_weights,
+    "save_pretrained": save_pretrained,
+    "_get_resized_embeddings": resized_embeddings,
+    "_get_resized_lm_head": resized_head,
+}
 
 
 @register_quantizer(METHOD)
@@ -94,12 +96,12 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
             self.remove_quantization_config(model)
             return None, {}
         separate(model)  # again: layers may have been replaced since
-        rewrite(model, sources_of(tables(model)))
+        rewrite(model, ties(tables(model)))
         _describe(model)
         model.tie_weights()  # others may have set tensors of one layer alone
         state: dict[str, Tensor] = model.state_dict()
         found = tables(model)
-        owners = [name for name in found if name not in sources_of(found)]
+        owners = [name for name in found if name not in ties(found)]
         for name in owners:
             state[f"{name}.weight"] = torch.empty(0, dtype=found[name]._dtype, device="cpu")
         state[f"{owners[0]}.{_HINT}"] = torch.empty(0, device="cpu")
@@ -114,9 +116,9 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
             made[name] = _filled(dense.get_submodule(name), layer, dtype)
         put(model, made)
         restore(model, broken)
-        cards.uninstall(model)
-        resizing.uninstall(model)
-        ties.uninstall(model)
+        for part in model.modules():
+            for name in _METHODS:
+                part.__dict__.pop(name, None)
         model.tie_weights()
         return model if dtype in (None, own) else model.to(dtype)
 
@@ -142,16 +144,18 @@ def adopt(model: PreTrainedModel) -> PreTrainedModel:
     if not tables(model):
         raise ValueError(f"this {type(model).__name__} has no layer of tensorbed.")
     separate(model)
-    _adopt(model, sources_of(tables(model)))
+    _adopt(model, ties(tables(model)))
     return model
 
 
 def _adopt(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
     share_tensors(model, sources)
     rewrite(model, sources)
-    ties.install(model)
-    resizing.install(model)
-    cards.install(model)
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel):
+            for name, method in _METHODS.items():
+                # Not a closure: models are pickled and copied.
+                object.__setattr__(part, name, partial(method, part))
     if not isinstance(getattr(model, "hf_quantizer", None), TensorbedQuantizer):
         _own_config(model)
     for part in model.modules():
@@ -173,10 +177,7 @@ def _own_config(model: PreTrainedModel) -> None:
 
 def _describe(model: PreTrainedModel) -> None:
     """What the config says of the layers, which a resize may have changed."""
-    found = tables(model)
-    sources = sources_of(found)
-    layers = {name: {**described(layer), "tied_to": sources.get(name)} for name, layer in found.items()}
-    config = TensorbedConfig(layers=layers, untied=sorted(untied(model)))
+    config = TensorbedConfig(layers=descriptions(tables(model)), untied=sorted(untied(model)))
     model.config.quantization_config = config
     model.hf_quantizer = TensorbedQuantizer(config, pre_quantized=True)
 
@@ -189,8 +190,8 @@ def _built(model: PreTrainedModel, config: TensorbedConfig) -> tuple[dict[str, S
         if place is None:
             continue
         try:
-            layer = rebuilt({key: value for key, value in description.items() if key != "tied_to"})
-        except (ValueError, AttributeError) as error:
+            layer = rebuilt(description)
+        except ValueError as error:
             raise ValueError(f"quantization_config, layer {name!r}: {error}") from None
         _check_place(model, place, layer)
         layers[place] = layer.to(dtype=torch.get_default_dtype())
@@ -215,11 +216,7 @@ def _more_heads(
     for name, source in _stock_ties(model, config).items():
         dense = model.get_submodule(name)
         if source in layers and name not in layers and type(dense) is nn.Linear:
-            bias = dense.bias is not None
-            table = layers[source]
-            options = {"std": table.std, "impl": "auto", "memory_budget": None, "bias": bias}
-            options |= {} if table.padding_idx is None else {"padding_idx": table.padding_idx}
-            made[name] = rebuilt({**described(table), "layer": "Head", "options": options})
+            made[name] = Head.tied_to(layers[source], dense.bias is not None)
     return made
 
 
@@ -233,11 +230,10 @@ def _stock_ties(model: PreTrainedModel, config: TensorbedConfig) -> dict[str, st
 
 def _tied(model: PreTrainedModel, config: TensorbedConfig, there: set[str]) -> dict[str, str]:
     """For each layer that shares another's tensors, whose."""
-    pairs = {name: one.get("tied_to") for name, one in (config.layers or {}).items() if one.get("tied_to")}
-    placed = {_place(model, name): _place(model, source) for name, source in pairs.items()}
-    found = {a: b for a, b in placed.items() if a is not None and b is not None and {a, b} <= there}
-    more = {a: b for a, b in _stock_ties(model, config).items() if {a, b} <= there}
-    return {**more, **found}
+    own = [(name, one["tied_to"]) for name, one in (config.layers or {}).items() if one["tied_to"] is not None]
+    placed = [(_place(model, name), _place(model, source)) for name, source in own]
+    pairs = [*_stock_ties(model, config).items(), *placed]
+    return {a: b for a, b in pairs if a is not None and b is not None and {a, b} <= there}
 
 
 def _place(model: PreTrainedModel, name: str) -> str | None:
@@ -256,8 +252,8 @@ def _expect(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
     """Tell the loader what the file need not have, and what it may have besides."""
     # It marks tied names as parameters; buffers are tied after loading.
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    ties = model.all_tied_weights_keys
-    model.all_tied_weights_keys = {name: source for name, source in ties.items() if name in parameters}
+    named = model.all_tied_weights_keys
+    model.all_tied_weights_keys = {name: source for name, source in named.items() if name in parameters}
     found = tables(model)
     tied = {f"^{re.escape(f'{name}.{own}')}$" for name in sources for own in shared_names(found[name])}
     model._keys_to_ignore_on_load_missing = {*(model._keys_to_ignore_on_load_missing or ()), *tied}

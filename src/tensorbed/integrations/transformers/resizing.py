@@ -9,65 +9,51 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tensorbed.compress.resizing import resized
-from tensorbed.files.description import identity, put
-from tensorbed.integrations.transformers.ties import tables
-from tensorbed.nn.table import StructuredTable
-
-_METHODS = ("_get_resized_embeddings", "_get_resized_lm_head")
+from tensorbed.files.description import put, tables
+from tensorbed.nn.table import StructuredTable, identity
 
 
-def install(model: PreTrainedModel) -> None:
-    """On the model and on those inside it, of which any may be asked."""
-    every = list(tables(model).values())
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel):
-            inside = list(tables(part).values())
-            held = {identity(layer) for layer in inside}
-            # Whether all layers over its tables are its own.
-            closed = sum(identity(layer) in held for layer in every) == len(inside)
-            for name in _METHODS:
-                # Not a closure: models are pickled and copied.
-                object.__setattr__(part, name, partial(_resized, part, name, closed))
-
-
-def uninstall(model: PreTrainedModel) -> None:
-    """Back to the class's own."""
-    for part in model.modules():
-        for name in _METHODS:
-            part.__dict__.pop(name, None)
-
-
-def _resized(
+def resized_embeddings(
     model: PreTrainedModel,
-    method: str,
-    closed: bool,
     layer: nn.Module,
     new_num_tokens: int | None = None,
-    pad_to_multiple_of: Any = None,
-    mean_resizing: bool = True,
+    pad_to_multiple_of: int | None = None,
+    *args: Any,
     **options: Any,
 ) -> nn.Module:
+    """``model._get_resized_embeddings``."""
     if not isinstance(layer, StructuredTable):
-        options["mean_resizing"] = mean_resizing
-        if method == "_get_resized_embeddings":
-            options["pad_to_multiple_of"] = pad_to_multiple_of
-        elif pad_to_multiple_of is not None:
-            options["transposed"] = pad_to_multiple_of
-        made: nn.Module = getattr(type(model), method)(model, layer, new_num_tokens, **options)
+        stock: Any = type(model)._get_resized_embeddings
+        made: nn.Module = stock(model, layer, new_num_tokens, pad_to_multiple_of, *args, **options)
         return made
     rows = layer.structure.rows if new_num_tokens is None else new_num_tokens
-    if method == "_get_resized_embeddings" and pad_to_multiple_of is not None:
-        rows = -(-rows // pad_to_multiple_of) * pad_to_multiple_of
+    multiple = pad_to_multiple_of or 1
+    return _resized(model, layer, -(-rows // multiple) * multiple)
+
+
+def resized_head(
+    model: PreTrainedModel, layer: nn.Module, new_num_tokens: int | None = None, *args: Any, **options: Any
+) -> nn.Module:
+    """``model._get_resized_lm_head``."""
+    if not isinstance(layer, StructuredTable):
+        made: nn.Module = type(model)._get_resized_lm_head(model, layer, new_num_tokens, *args, **options)
+        return made
+    return _resized(model, layer, layer.structure.rows if new_num_tokens is None else new_num_tokens)
+
+
+def _resized(model: PreTrainedModel, layer: StructuredTable, rows: int) -> StructuredTable:
+    """The layer with so many rows; all others over its table have as many."""
     if rows == layer.structure.rows:
         return layer
-    if not closed:
+    others = {name: other for name, other in tables(model).items() if identity(other) == identity(layer)}
+    if any(identity(peer) == identity(layer) and peer not in others.values() for peer in layer._peers_alive()):
         raise ValueError(
             f"layers outside of this {type(model).__name__} share its table; call resize_token_embeddings of the whole "
             "model."
         )
     made = _as_before(resized(layer, rows), layer)
-    for name, other in tables(model).items():
-        if other is not layer and identity(other) == identity(layer):
+    for name, other in others.items():
+        if other is not layer:
             new = _as_before(resized(other, rows), other)
             new.share(made)
             put(model, {name: new})

@@ -2,70 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
-from functools import partial
+import copy
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
-from tensorbed.files.description import described, identity, put, rebuilt
-from tensorbed.nn.head import Head
+from tensorbed.files.description import put, tables, ties
 from tensorbed.nn.table import StructuredTable, shared_names
 
 
-def tables(model: nn.Module) -> dict[str, StructuredTable]:
-    """Our layers by every name they have."""
-    modules = model.named_modules(remove_duplicate=False)
-    return {name: module for name, module in modules if isinstance(module, StructuredTable)}
-
-
-def sources_of(found: Mapping[str, StructuredTable]) -> dict[str, str]:
-    """For each layer that holds another's tensors, that other; tables before heads."""
-    first: dict[Hashable, str] = {}
-    sources: dict[str, str] = {}
-    for name, layer in sorted(found.items(), key=lambda item: isinstance(item[1], Head)):
-        source = first.setdefault(identity(layer), name)
-        if source != name:
-            sources[name] = source
-    return sources
-
-
 def separate(model: nn.Module) -> None:
-    """Make every place that shares tensors a layer of its own, which knows no other.
-
-    A layer that reads another's tensors would find them gone where accelerate has put them on disk, and old ones where
-    somebody has set a new table; transformers ties by names instead.
-    """
-    found = tables(model)
-    for name, source in sources_of(found).items():
-        layer = found[name]
-        alone = rebuilt(described(layer))
-        alone.train(layer.training)
-        alone.fit_error = layer.fit_error
-        if isinstance(layer, Head) and isinstance(alone, Head):
-            alone.bias = layer.bias
-        alone.share(found[source])
-        put(model, {name: alone})
+    """Make every place a layer of its own: transformers and accelerate know layers by their names."""
+    placed: set[StructuredTable] = set()
+    for name, layer in tables(model).items():
+        if layer in placed:
+            twin = copy.deepcopy(layer, {id(tensor): tensor for tensor in (*layer.parameters(), *layer.buffers())})
+            twin.share(layer)
+            put(model, {name: twin})
+        placed.add(layer)
 
 
-def install(model: PreTrainedModel) -> None:
-    """After ``model.tie_weights()``, of whichever part, layers that share tensors go on when they are moved."""
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel):
-            # Not a closure: models are pickled and copied.
-            object.__setattr__(part, "tie_weights", partial(_tie_weights, part))
-
-
-def uninstall(model: PreTrainedModel) -> None:
-    """Back to the class's own."""
-    for part in model.modules():
-        part.__dict__.pop("tie_weights", None)
-
-
-def _tie_weights(model: PreTrainedModel, *args: Any, **options: Any) -> None:
+def tie_weights(model: PreTrainedModel, *args: Any, **options: Any) -> None:
+    """``model.tie_weights()``, after which layers that share tensors go on when they are moved."""
     type(model).tie_weights(model, *args, **options)
-    share_tensors(model, sources_of(tables(model)))
+    share_tensors(model, ties(tables(model)))
 
 
 def share_tensors(model: nn.Module, sources: Mapping[str, str]) -> None:
@@ -78,7 +40,7 @@ def share_tensors(model: nn.Module, sources: Mapping[str, str]) -> None:
 def untied(model: PreTrainedModel) -> set[str]:
     """Of what transformers would tie to a layer of ours, or of ours, that which is not."""
     found = tables(model)
-    sources = sources_of(found)
+    sources = ties(found)
     names: set[str] = set()
     for prefix, part in model.named_modules(remove_duplicate=False):
         for target, source in part.__dict__.get("_dense_tied_weights_keys", {}).items():
@@ -124,9 +86,9 @@ def _between(found: Mapping[str, StructuredTable], sources: Mapping[str, str]) -
 
 
 def _rewritten(
-    ties: Mapping[str, str], prefix: str, found: Mapping[str, StructuredTable], sources: Mapping[str, str]
+    stock: Mapping[str, str], prefix: str, found: Mapping[str, StructuredTable], sources: Mapping[str, str]
 ) -> Iterator[tuple[str, str]]:
-    for target, source in ties.items():
+    for target, source in stock.items():
         ends = [name.removesuffix(".weight") for name in (target, source)]
         full = [f"{prefix}.{end}" if prefix else end for end in ends]
         ours = [name for name in full if name in found]

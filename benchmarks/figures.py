@@ -1,4 +1,4 @@
-"""Figures of the paper, drawn from the library's own numbers: ``python -m tensorbed.figures init``."""
+"""Figures of the paper, drawn from the library's own numbers: ``python -m benchmarks.figures init``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorbed.nn import TTEmbedding
+from tensorbed import TTEmbedding
 from tensorbed.progress import track
 
 _FACTORS = (5, 5, 5, 5)
@@ -93,8 +93,8 @@ def draw_init(out: Path, *, seed: int = 0, draws: int = 8) -> list[Entries]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """``python -m tensorbed.figures``."""
-    parser = argparse.ArgumentParser(prog="python -m tensorbed.figures", description=__doc__)
+    """``python -m benchmarks.figures``."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.figures", description=__doc__)
     figures = parser.add_subparsers(dest="figure", required=True, metavar="figure")
     init = figures.add_parser("init", help="how the entries' distribution goes to a Gaussian as the rank grows")
     init.add_argument("--out", type=_picture, default=Path("out/init.png"), help="default: %(default)s")

@@ -3,7 +3,7 @@ import builtins
 import pytest
 import torch
 
-from tensorbed import figures
+from benchmarks import figures
 
 
 def test_init_draws_a_picture_and_its_numbers(tmp_path, capsys):
