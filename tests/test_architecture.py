@@ -23,7 +23,7 @@ ROOMS = (
     ("dispatch",),
     ("backends", "decompose"),
     ("structures",),
-    ("fitting", "functional", "pooling"),
+    ("fitting", "functional"),
     ("vocabulary",),
     ("nn",),
     ("adapters",),
@@ -62,9 +62,7 @@ def test_dependencies_point_one_way(path):
     assert not {r for r in imported_rooms(path) if LEVEL[r] > LEVEL[here]}
 
 
-@pytest.mark.parametrize(
-    "folder", ["nn", "fitting.py", "functional.py", "pooling.py", "vocabulary", "backends", "dispatch.py"]
-)
+@pytest.mark.parametrize("folder", ["nn", "fitting.py", "functional.py", "vocabulary", "backends", "dispatch.py"])
 def test_no_structure_is_known_by_name_outside_its_file(folder):
     """Shorthands are names for structures and the only exception."""
     place = SOURCE / folder

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tensorbed.backends.native.chains import Table, compute
 from tensorbed.backends.native.graph_bags import can_trace, chain_bags
+from tensorbed.backends.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency, scale_gradient
 from tensorbed.checks import require_bool
 from tensorbed.dispatch import (
     checked_indices,
@@ -22,7 +23,6 @@ from tensorbed.dispatch import (
 from tensorbed.functional import compiled_table, explain, lookup
 from tensorbed.nn.options import TableOptions, options_shown
 from tensorbed.nn.table import StructuredTable
-from tensorbed.pooling import MODES, Bags, pool_rows, pool_unique, scale_by_frequency, scale_gradient
 from tensorbed.structures import Explanation, Format, Params, Use
 
 

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
 from tensorbed.backends.native.chains import Table, compute
+from tensorbed.backends.pooling import Bags
 from tensorbed.checks import naming, require_float_dtype, require_int, require_integer_indices, require_positive
 from tensorbed.dispatch import checked_indices, full_precision, is_plain
 from tensorbed.indexing import check_range
 from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.options import check_format
-from tensorbed.pooling import Bags
 from tensorbed.structures import Explanations, Format
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.formats import Budget, OutOfReachError

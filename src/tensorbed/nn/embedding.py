@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from tensorbed.backends.native.chains import compute
+from tensorbed.backends.pooling import scale_by_frequency
 from tensorbed.dispatch import clamped_for_export
 from tensorbed.functional import compiled_table, explain, lookup, shaped_like
 from tensorbed.nn.options import TableOptions, options_shown
 from tensorbed.nn.table import StructuredTable
-from tensorbed.pooling import scale_by_frequency
 from tensorbed.structures import Explanation, Format, Use
 
 
