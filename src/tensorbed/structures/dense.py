@@ -43,10 +43,6 @@ class DenseMatrix(Structure):
     def row_multiply_adds(self) -> int:
         return 0
 
-    @property
-    def impls(self) -> tuple[str, ...]:
-        return ("auto", "reference")
-
     def project(self, p: Params, x: Tensor, start: int, stop: int) -> Tensor:  # (..., cols) -> (..., stop - start)
         # One product, which is rounded once in the table's own dtype too.
         block = p["table"][start:stop]

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from tensorbed.backends.chain import Chain
-from tensorbed.backends.native import chains as compiled
+from tensorbed.backends.chain import Chain, ChainOfCores
 from tensorbed.backends.scores import through_cores as through
 from tensorbed.backends.scores.projection import Way
 from tensorbed.checks import require_positive
@@ -31,11 +30,16 @@ class LowRankMatrix(Structure):
         - v: ``(cols, rank)``
     """
 
+    making = ChainOfCores
+
     rank: int
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self.rank, "rank")
+        # Worked out once: a lookup of one row has no time for it.
+        chain = Chain(self.rows, (self.rows, 1), (1, self.cols), (1, self.rank, 1))
+        object.__setattr__(self, "_chain", chain)
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         return (TensorSpec("u", (self.rows, self.rank)), TensorSpec("v", (self.cols, self.rank)))
@@ -50,13 +54,12 @@ class LowRankMatrix(Structure):
             p, index = {**p, "u": u.index_select(0, index)}, torch.arange(index.shape[0], device=index.device)
         return super().rows_of(p, index)
 
-    def as_chain(self, p: Params) -> tuple[Chain, list[Tensor]]:
+    def made_of(self, p: Params) -> ChainOfCores:
         """Two cores: each row a slice of the first, and one slice of the last that all share."""
-        return self._chain, self._cores([p["u"], p["v"]])
+        return ChainOfCores(self._chain, self._cores([p["u"], p["v"]]))
 
-    @property
-    def _chain(self) -> Chain:
-        return Chain(self.rows, (self.rows, 1), (1, self.cols), (1, self.rank, 1))
+    if TYPE_CHECKING:
+        _chain: ClassVar[Chain]
 
     def _cores(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         u, v = tensors
@@ -64,10 +67,6 @@ class LowRankMatrix(Structure):
 
     def ways(self) -> list[Way]:
         return [self.way_by_rows(self.rows * self.row_multiply_adds), *through.ways(self._chain, self._cores)]
-
-    @property
-    def impls(self) -> tuple[str, ...]:
-        return ("auto", "reference", *compiled.IMPLS)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return p["u"] @ p["v"].T

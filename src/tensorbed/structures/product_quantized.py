@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.native import chains as compiled
+from tensorbed.backends import native
 from tensorbed.backends.native import coded
 from tensorbed.backends.scores.lookup_tables import LookupTables
 from tensorbed.backends.scores.projection import Way, leaves_of
@@ -19,7 +19,7 @@ from tensorbed.decompose.clusters import k_means
 from tensorbed.decompose.feedback import feedback
 from tensorbed.decompose.powers import far_exponent, shifted
 from tensorbed.progress import track
-from tensorbed.structures.base import Params, Structure, TensorSpec, rounded, with_rows
+from tensorbed.structures.base import Params, Structure, TensorSpec, with_rows
 from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, Use, some_rows, written
 from tensorbed.structures.registry import register
 
@@ -47,7 +47,7 @@ class ProductQuantizedMatrix(Structure):
 
     can_initialise = False
     fits_exactly = False
-    kernels_share = False
+    making = coded.Product
 
     parts: int
     rotated: bool = False
@@ -76,20 +76,12 @@ class ProductQuantizedMatrix(Structure):
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         return self._made(p, p["codes"].index_select(0, index))
 
-    def lookup(self, p: Params, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
-        wide = self.widened(p) if self.rotated else p
-        made = coded.rows(lambda: self.as_codes(wide), index, impl)
-        if made is None:
-            return super().lookup(p, index, impl)
-        return rounded(made @ wide["rotation"], p) if self.rotated else made
-
     def as_codes(self, p: Params) -> coded.Product:
         """The same before the rotation, for the compiled kernels."""
         return coded.Product(self.cols, p["codes"], p["codebooks"])
 
-    @property
-    def impls(self) -> tuple[str, ...]:
-        return ("auto", "reference", *compiled.IMPLS)
+    def made_of(self, p: Params) -> coded.Product:
+        return replace(self.as_codes(p), rotation=p.get("rotation"))
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return self._made(p, p["codes"])
@@ -144,7 +136,7 @@ class ProductQuantizedMatrix(Structure):
     def _summed(self, tables: Way) -> list[Way]:
         """The same for scores alone, whose sums the compiled kernels make."""
         adds = self.rows * self.parts * _COMPILED_GATHER + self.words * self.row_multiply_adds
-        return [replace(tables, name="compiled tables", multiply_adds=adds, trains=False)] if compiled.IMPLS else []
+        return [replace(tables, name="compiled tables", multiply_adds=adds, trains=False)] if native.available else []
 
     def _open_codes(self, tensors: Sequence[Tensor], dtype: torch.dtype) -> coded.CodedProducts:
         p = self.named(leaves_of(tensors, dtype))
