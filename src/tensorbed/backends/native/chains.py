@@ -59,11 +59,14 @@ def unready(tensors: Iterable[Tensor | None], dtype: torch.dtype) -> Tensor | No
     return None
 
 
-def compute(tables: Sequence[Table]) -> Tensor:  # -> (n or bags, sum of cols)
+def compute(tables: Sequence[Table], checked: bool = False) -> Tensor:  # -> (n or bags, sum of cols)
     """What is asked of each table, side by side, in one call; differentiable in the cores and the weights.
 
     Every table has the same dtype and as many rows or bags to give. ``IndexError`` and ``ValueError`` come before
     anything is computed.
+
+    Args:
+        checked: what the tensors are was looked at in this very call; the values of ids are checked anyway.
     """
     if tables[0].cores[0].dtype == torch.float16:
         return compute([_in_single(table) for table in tables]).half()
@@ -74,9 +77,9 @@ def compute(tables: Sequence[Table]) -> Tensor:  # -> (n or bags, sum of cols)
         if table.weights is not None:
             tensors.append(table.weights)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        out: Tensor = _Compute.apply(tables, *tensors)  # type: ignore[no-untyped-call]
+        out: Tensor = _Compute.apply(tables, checked, *tensors)  # type: ignore[no-untyped-call]
         return out
-    return Planned(tables).forward(tensors, keep=False)
+    return Planned(tables, checked).forward(tensors, keep=False)
 
 
 def _in_single(table: Table) -> Table:
@@ -97,7 +100,7 @@ class Planned:
     padding: list[Tensor | None]
     batch: _native.Batch
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[Table], checked: bool = False) -> None:
         assert native.module is not None
         first = tables[0]
         self.dtype = first.cores[0].dtype
@@ -106,7 +109,8 @@ class Planned:
         asked, read = [], []
         for table in tables:
             known, weights, row = _known(table.chain), table.weights, table.padding_row
-            _check(table, known, self.dtype, self.rows)
+            if not checked:
+                _check(table, known, self.dtype, self.rows)
             self.shapes += known.shapes
             self.cols.append(known.cols)
             self.weighted.append(None if weights is None else weights.shape[0])
@@ -188,8 +192,8 @@ class Planned:
 
 class _Compute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tables: Sequence[Table], *tensors: Tensor) -> Tensor:
-        ctx.call = Planned(tables)
+    def forward(ctx: Any, tables: Sequence[Table], checked: bool, *tensors: Tensor) -> Tensor:
+        ctx.call = Planned(tables, checked)
         ctx.save_for_backward(*tensors)
         return ctx.call.forward(tensors, keep=True)  # type: ignore[no-any-return]
 
@@ -197,10 +201,10 @@ class _Compute(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         call, tensors = ctx.call, ctx.saved_tensors
-        weights = any(ctx.needs_input_grad[1 + len(call.shapes) :])
+        weights = any(ctx.needs_input_grad[2 + len(call.shapes) :])
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.call = None  # a loss that is kept should not keep the plan and the left products
-        return None, *call.backward(tensors, grad, weights)
+        return None, None, *call.backward(tensors, grad, weights)
 
 
 class _Known(NamedTuple):
@@ -353,7 +357,8 @@ class Native:
         if world is World.COMPILED:
             return side_by_side([graph_rows(table, self.name) for table in asked])
         if isinstance(asked[0].made_of, ChainOfCores):
-            return compute(list(map(_rows_of, asked)))
+            # Of one table without a padding row everything was looked at to choose this backend.
+            return compute(list(map(_rows_of, asked)), checked=len(asked) == 1 and asked[0].padding_row is None)
         return side_by_side([with_padding(table.made_of.kernel_rows(table.ids), table) for table in asked])
 
     def bags(self, asked: Sequence[Asked], world: World) -> Tensor:
