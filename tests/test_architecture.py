@@ -23,7 +23,7 @@ ROOMS = (
     ("dispatch",),
     ("backends", "decompose"),
     ("structures",),
-    ("fitting", "functional", "pooling"),
+    ("fitting", "functional"),
     ("vocabulary",),
     ("nn",),
     ("adapters",),

@@ -1,11 +1,16 @@
-"""Which world a call runs in: eager, traced by a compiler, or exported; and the checks that hold in each."""
+"""Which world a call runs in, which backend computes it there, and the checks that hold in each.
+
+The walk of a lookup is layer, :mod:`tensorbed.functional`, structure, backend. A backend is registered once
+(:func:`register_backend`) and knows some *makings*: what a structure says that its table is made of.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from enum import Enum
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -14,10 +19,146 @@ from torch.autograd import forward_ad
 from tensorbed.checks import naming, require_integer_indices
 from tensorbed.indexing import check_range
 
+_FAKE, _PROXY = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
 # Asked in advance: torch 2.10 cannot ask in a graph.
 _AUTOCAST_DEVICES = frozenset(
     name for name in ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla") if torch.amp.is_autocast_available(name)
 )
+
+
+class World(Enum):
+    """Where a call runs: how values are checked there, and what may compute."""
+
+    EAGER = "values are read, and memory may be handed to kernels"
+    COMPILED = "torch.compile: the library's operators stand in the graph and check values when it runs"
+    RECORDED = "make_fx, or a transform inside a graph: checks are operators, all else is plain PyTorch"
+    TRANSFORMED = "torch.func, forward mode, torch.jit.trace: values are read, all else is plain PyTorch"
+    EXPORTED = "a graph that runs without this library: values are clamped, all is plain PyTorch"
+    META = "there are no values: plain PyTorch"
+
+
+def world_of(tensor: Tensor) -> World:
+    """Asked once by whoever is called from outside, and passed on."""
+    if torch.compiler._is_exporting_flag:  # the function of this name says yes in every graph of torch 2.10
+        return World.EXPORTED
+    if tensor.is_meta:
+        return World.META
+    # By level: the stack of interpreters itself is something else to torch.compile.
+    transformed = torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+    if torch.compiler.is_compiling():
+        return World.RECORDED if transformed else World.COMPILED
+    if torch._C._get_dispatch_mode(_PROXY) is not None:
+        return World.RECORDED
+    recorded = torch._C._get_tracing_state() is not None
+    if (type(tensor) is not Tensor and _is_unusual(tensor)) or torch._C._get_dispatch_mode(_FAKE) is not None:
+        return World.RECORDED if transformed or recorded else World.COMPILED
+    return World.TRANSFORMED if transformed or recorded else World.EAGER
+
+
+def _is_unusual(tensor: Tensor) -> bool:
+    """Whether a tensor's values cannot be read, a fake one's for instance."""
+    return type(tensor) not in (Tensor, torch.nn.Parameter) and not getattr(type(tensor), "tensorbed_plain", False)
+
+
+class Asked(NamedTuple):
+    """Rows or bags that are asked of one table.
+
+    Attributes:
+        table: the structure: its size, and rows in plain PyTorch (``rows_of``).
+        params: its tensors by name.
+        made_of: what backends compute with instead; ``None`` where there is plain PyTorch alone.
+        impl: the backend asked for, or ``"auto"``.
+        mode: how the rows of a bag are pooled.
+        by_frequency: whether the gradient of a row is divided by how often it is asked for; of bags only.
+
+    Shape:
+        - ids: ``(n,)`` int64, of any value
+        - padding_row: ``(cols,)``, shown where an index is ``padding_idx``, ``None`` for zeros; bags leave it out
+        - bounds: ``(bags + 1,)`` int64, checked, where each bag begins and the last one ends
+        - weights: ``(n,)`` or ``None``
+    """
+
+    table: Any
+    params: Mapping[str, Tensor]
+    made_of: Any
+    ids: Tensor
+    impl: str = "auto"
+    padding_idx: int | None = None
+    padding_row: Tensor | None = None
+    bounds: Tensor | None = None
+    weights: Tensor | None = None
+    mode: str = "sum"
+    by_frequency: bool = False
+
+
+class Backend(Protocol):
+    """How rows and bags are computed. Its name is what ``impl=`` takes.
+
+    Indices come unchecked: a backend refuses those outside the table, in whatever way its world has.
+    """
+
+    name: str
+    limits: str  # what it computes with, where it does not take everything
+
+    def knows(self, making: type | None, device: torch.device | None = None) -> bool:
+        """Whether it computes tables that are made of this, on that device or on any."""
+
+    def shares(self, making: type | None) -> bool:
+        """Whether it computes a row once, however often it is asked for."""
+
+    def why(self, device: torch.device) -> str:
+        """Why it is taken where ``impl="auto"``."""
+
+    def takes(self, asked: Asked, world: World) -> bool:
+        """Whether it computes this, here."""
+
+    def rows(self, asked: Sequence[Asked], world: World) -> Tensor:  # -> (n, sum of cols)
+        """Rows of each table, side by side, differentiable."""
+
+    def bags(self, asked: Sequence[Asked], world: World) -> Tensor:  # -> (bags, sum of cols)
+        """Pooled rows of each table, side by side, differentiable."""
+
+
+_BACKENDS: dict[str, Backend] = {}  # what is asked first stands last
+
+
+def register_backend(backend: Backend) -> None:
+    """Make a backend one that ``impl=`` can name, and the first that ``"auto"`` asks."""
+    _BACKENDS[backend.name] = backend
+
+
+def backends() -> tuple[Backend, ...]:
+    """From the plainest, which takes everything, to the one that is asked first."""
+    return tuple(_BACKENDS.values())
+
+
+def chosen(asked: Asked, world: World) -> Backend:
+    """The backend that computes this: the one that is named, else the first that takes it."""
+    if asked.impl != "auto":
+        named = _BACKENDS[asked.impl]
+        if named.takes(asked, world):
+            return named
+        if world is World.COMPILED or (world is World.EAGER and asked.ids.numel()):
+            raise ValueError(_refusal(asked, named))
+        return _BACKENDS["reference"]  # where only plain PyTorch can follow, or there is nothing to compute
+    for backend in reversed(_BACKENDS.values()):
+        if backend.takes(asked, world):
+            return backend
+    raise AssertionError("the reference takes everything")
+
+
+def _refusal(asked: Asked, backend: Backend) -> str:
+    tensors = (*asked.params.values(), asked.ids)
+    kinds = {f"{type(t).__name__} of {str(t.dtype)[6:]} on {t.device}" for t in tensors}
+    return (
+        f'impl="{backend.name}" computes {backend.limits}, got {asked.ids.numel()} indices and '
+        f'{", ".join(sorted(kinds))}; use impl="auto".'
+    )
+
+
+def side_by_side(tables: Sequence[Tensor]) -> Tensor:  # (n, cols) each -> (n, sum of cols)
+    """The outputs of tables that were computed one after the other."""
+    return tables[0] if len(tables) == 1 else torch.cat(list(tables), 1)
 
 
 def is_traced(tensor: Tensor) -> bool:
@@ -27,24 +168,19 @@ def is_traced(tensor: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return True
-    if type(tensor) not in (Tensor, torch.nn.Parameter) and not getattr(type(tensor), "tensorbed_plain", False):
-        return True
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    return _is_unusual(tensor) or torch._C._get_dispatch_mode(_FAKE) is not None
 
 
 def is_exporting() -> bool:
     """Whether a graph is made that runs without this library."""
-    # By its flag: the function of this name says yes in every graph of torch 2.10.
     return torch.compiler._is_exporting_flag
 
 
 def is_recorded() -> bool:
     """Whether calls are written down one by one, by ``torch.jit.trace`` or ``make_fx``, which see no kernel."""
-    return not torch.compiler.is_compiling() and (torch._C._get_tracing_state() is not None or _is_proxied())
-
-
-def _is_proxied() -> bool:
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+    return not torch.compiler.is_compiling() and (
+        torch._C._get_tracing_state() is not None or torch._C._get_dispatch_mode(_PROXY) is not None
+    )
 
 
 def is_transformed() -> bool:
@@ -53,25 +189,21 @@ def is_transformed() -> bool:
     return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
 
 
-def is_plain(tensor: Tensor) -> bool:
-    """Whether values can be read and kept here: eager, on a real device, under no transform."""
-    return not (is_traced(tensor) or tensor.is_meta or is_transformed())
-
-
-def checked_indices(index: Tensor, rows: int, owner: str = "") -> Tensor:  # (*) -> (n,) int64
+def checked_indices(index: Tensor, rows: int, world: World, owner: str = "") -> Tensor:  # (*) -> (n,) int64
     """Flat int64 indices in ``[0, rows)``; ``IndexError`` otherwise, eager and compiled, naming any owner.
 
     Exported graphs cannot raise: there indices are clamped into the range. On the meta device there are no values.
     """
     require_integer_indices(index)
     flat = index.reshape(-1)
-    if is_exporting() or flat.is_meta:
-        return clamped_for_export(flat, rows).long()
-    if is_traced(flat) or _is_proxied():
+    if world is World.EXPORTED:
+        return flat.clamp(0, rows - 1).long()
+    if world is World.COMPILED or world is World.RECORDED:
         checked: Tensor = _check_op(flat, rows, owner)
         return checked
-    with naming(owner):
-        check_range(_values(flat), rows)
+    if world is not World.META:
+        with naming(owner):
+            check_range(_values(flat), rows)
     return flat.long()
 
 
@@ -80,11 +212,6 @@ def _values(index: Tensor) -> Tensor:
     while torch._C._functorch.is_functorch_wrapped_tensor(index):
         index = torch._C._functorch.get_unwrapped(index)
     return index
-
-
-def clamped_for_export(index: Tensor, rows: int) -> Tensor:
-    """The index itself, except in an exported graph: there it is brought into the table."""
-    return index.clamp(0, rows - 1) if is_exporting() and isinstance(index, Tensor) else index
 
 
 @torch.library.custom_op("tensorbed::check_indices", mutates_args=())

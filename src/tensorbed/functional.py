@@ -1,76 +1,86 @@
-"""Lookups and products with a structured table, for tensors given by the caller. The layers are built on these."""
+"""Lookups, bags and products with a structured table, for tensors given by the caller; layers are built on these."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from tensorbed.backends import native
-from tensorbed.backends.native.chains import Table, compute, takes
+from tensorbed.backends.pooling import scale_by_frequency
 from tensorbed.backends.scores.rows import scores_of_rows
 from tensorbed.checks import require_integer_indices
-from tensorbed.dispatch import checked_indices, full_precision, is_exporting, is_plain, is_recorded, working_dtype
+from tensorbed.dispatch import Asked, Backend, World, checked_indices, chosen, full_precision, working_dtype, world_of
 from tensorbed.structures import Explanation, Params, Structure
 
+_INTEGERS = (torch.int64, torch.int32)
 
-def lookup(structure: Structure, params: Params, index: Tensor, *, impl: str = "auto") -> Tensor:
+
+def lookup(
+    structure: Structure,
+    params: Params,
+    index: Tensor,
+    *,
+    impl: str = "auto",
+    padding_idx: int | None = None,
+    padding_row: Tensor | None = None,
+    scale_grad_by_freq: bool = False,
+) -> Tensor:
     """``table[index]`` without the table.
 
     Args:
         impl: ``"auto"``, or one of ``structure.impls``. Exported graphs always take the reference.
+        padding_idx: an index that gives ``padding_row``, or zeros, without gradient.
+        scale_grad_by_freq: divide each row's gradient by how often its index occurs.
 
     Shape:
         - index: ``(*)``, int32 or int64; an index outside ``[0, rows)`` raises ``IndexError``, exported graphs clamp it
+        - padding_row: ``(cols,)``
         - output: ``(*, cols)``
     """
-    check_impl(structure, impl)
-    table = compiled_table(structure, params, index, impl)
-    if table is not None:
-        return shaped_like(index, compute([table]))
-    check_params(structure, params)
-    flat = checked_indices(index, structure.rows)
-    if is_exporting():
-        impl = "reference"
-    with full_precision(next(iter(params.values()))):
-        rows = structure.rows_of(params, flat) if impl == "reference" else structure.lookup(params, flat, impl)
-    return rows.reshape(*index.shape, structure.cols)
+    asked = request(structure, params, index, impl)
+    if padding_idx is not None:
+        asked = asked._replace(padding_idx=padding_idx, padding_row=padding_row)
+    world = world_of(index)
+    rows = chosen(asked, world).rows([asked], world)
+    # Even what does nothing takes a microsecond, and a row has few.
+    rows = rows if index.dim() == 1 else rows.view(*index.shape, structure.cols)
+    return scale_by_frequency(rows, index, world) if scale_grad_by_freq else rows
 
 
-def compiled_table(structure: Structure, params: Params, index: Tensor, impl: str) -> Table | None:
-    """What to ask of the compiled kernels, which check the values of indices themselves; ``None`` where they are none.
+def request(structure: Structure, params: Params, index: Tensor, impl: str) -> Asked:
+    """What is asked of a table, its tensors and the dtype of the indices checked.
 
     Shape:
-        - index: ``(*)``, int32 or int64
+        - index: ``(*)``
     """
-    if not native.available or impl not in ("auto", "native") or not isinstance(index, Tensor):
-        return None
-    if not is_plain(index) or is_recorded():
-        return None
-    if index.dtype not in (torch.int64, torch.int32) or index.numel() == 0:
-        return None
+    if not isinstance(index, Tensor) or index.dtype not in _INTEGERS:
+        require_integer_indices(index)
+    if impl != "auto":
+        check_impl(structure, impl)
     check_params(structure, params)
-    found = structure.as_chain(params)
-    if found is None:
-        return None
-    chain, cores = found
-    # Even what does nothing takes a microsecond, and a row has few.
     flat = index if index.dim() == 1 else index.reshape(-1)
     flat = flat if flat.dtype == torch.int64 else flat.long()
-    flat = flat.resolve_neg() if flat.is_neg() else flat
-    if takes(cores, flat):
-        return Table(chain, cores, flat)
-    if impl == "native":
-        kinds = {f"{type(t).__name__} of {str(t.dtype)[6:]} on {t.device}" for t in (*cores, index)}
-        raise ValueError(
-            'impl="native" computes on the CPU, with plain tensors of one dtype and at most 2^31 - 1 indices, got '
-            f'{index.numel()} indices and {", ".join(sorted(kinds))}; use impl="auto".'
-        )
-    return None
+    return Asked(structure, params, structure.made_of(params), flat, impl)
 
 
-def shaped_like(index: Tensor, rows: Tensor) -> Tensor:  # (*), (n, cols) -> (*, cols)
-    """Rows of flattened indices in the indices' own shape."""
-    return rows if index.dim() == 1 else rows.view(*index.shape, rows.shape[1])
+def pooled(asked: Sequence[Asked], world: World) -> Tensor:  # -> (bags, sum of cols)
+    """Bags, or rows where there are no bounds, of tables side by side; all that one backend takes in one call."""
+    groups: dict[tuple[object, ...], list[int]] = {}
+    backends: list[Backend] = [chosen(table, world) for table in asked]
+    for at, table in enumerate(asked):
+        dtype = next(tensor.dtype for tensor in table.params.values() if tensor.is_floating_point())
+        kind = (backends[at].name, type(table.made_of), dtype, table.mode == "max", table.by_frequency)
+        groups.setdefault(kind, []).append(at)
+    columns: dict[int, Tensor] = {}
+    for places in groups.values():
+        backend, tables = backends[places[0]], [asked[at] for at in places]
+        with full_precision(tables[0].ids):
+            out = (backend.rows if tables[0].bounds is None else backend.bags)(tables, world)
+        if len(groups) == 1:
+            return out
+        columns |= zip(places, out.split([table.table.cols for table in tables], 1), strict=True)
+    return torch.cat([columns[at] for at in range(len(asked))], 1)
 
 
 def explain(structure: Structure, index: Tensor, *, impl: str = "auto") -> Explanation:
@@ -81,9 +91,10 @@ def explain(structure: Structure, index: Tensor, *, impl: str = "auto") -> Expla
     """
     check_impl(structure, impl)
     require_integer_indices(index)
-    if not is_plain(index):
+    world = world_of(index)
+    if world is not World.EAGER:
         raise ValueError("explain counts the indices themselves: call it eagerly, on a device that holds them.")
-    return structure.explain(checked_indices(index, structure.rows), impl)
+    return structure.explain(checked_indices(index, structure.rows, world), impl)
 
 
 def project(

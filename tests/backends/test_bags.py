@@ -5,7 +5,7 @@ import torch
 
 from tensorbed.backends import native
 from tensorbed.backends.chain import Chain, take
-from tensorbed.backends.native import graph_bags as bags
+from tensorbed.backends.graphs import chain_backward_op, chain_op
 from tensorbed.testing import assert_near
 from tensorbed.testing.samples import assert_all_near
 
@@ -28,20 +28,21 @@ def cores():
 @pytest.mark.parametrize("skip", [-1, 7])
 def test_operators_pass_opcheck(weighted, mean, skip):
     weights = torch.randn(7, dtype=torch.float64, requires_grad=True) if weighted else None
-    torch.library.opcheck(bags._bags_op, (INDEX, BOUNDS, weights, cores(), CHAIN.packed(), mean, skip))
+    torch.library.opcheck(chain_op, (INDEX, cores(), CHAIN.packed(), "native", BOUNDS, weights, mean, skip))
     plain = [c.detach() for c in cores()]
     grad = torch.randn(3, 6, dtype=torch.float64)
     fixed = None if weights is None else weights.detach()
-    torch.library.opcheck(bags._backward_op, (grad, INDEX, BOUNDS, fixed, plain, CHAIN.packed(), mean, skip))
+    pooling = (BOUNDS, fixed, mean, skip)
+    torch.library.opcheck(chain_backward_op, (grad, INDEX, plain, CHAIN.packed(), "native", *pooling))
 
 
-@pytest.mark.parametrize("skip", [None, 7])
+@pytest.mark.parametrize("skip", [-1, 7])
 def test_bags_are_sums_of_rows(skip):
     made, weights = cores(), torch.randn(7, dtype=torch.float64, requires_grad=True)
-    keep = torch.ones(7, dtype=torch.float64) if skip is None else (skip != INDEX).double()
+    keep = torch.ones(7, dtype=torch.float64) if skip < 0 else (skip != INDEX).double()
     rows = take(CHAIN, made, INDEX) * (weights * keep)[:, None]
     expected = torch.stack([rows[a:b].sum(0) for a, b in ((0, 2), (2, 2), (2, 6))])
-    pooled = bags.chain_bags(CHAIN, made, INDEX, BOUNDS, weights, False, skip)
+    pooled = chain_op(INDEX, made, CHAIN.packed(), "native", BOUNDS, weights, False, skip)
     assert_near(pooled, expected)
     grad = torch.randn(3, 6, dtype=torch.float64)
     leaves = [*made, weights]
@@ -51,7 +52,7 @@ def test_bags_are_sums_of_rows(skip):
 def test_no_index_in_any_bag():
     bounds = torch.tensor([0, 0, 0])
     made, weights = cores(), torch.ones(7, dtype=torch.float64, requires_grad=True)
-    pooled = bags.chain_bags(CHAIN, made, INDEX, bounds, weights, False, None)
+    pooled = chain_op(INDEX, made, CHAIN.packed(), "native", bounds, weights, False, -1)
     assert pooled.tolist() == [[0.0] * 6] * 2
     for found in torch.autograd.grad(pooled.sum(), [*made, weights]):
         assert found.count_nonzero() == 0
@@ -59,4 +60,4 @@ def test_no_index_in_any_bag():
 
 def test_an_index_beyond_the_last_bag_is_checked_too():
     with pytest.raises(IndexError, match="index 50 is out of range"):
-        bags.chain_bags(CHAIN, cores(), INDEX.index_fill(0, torch.tensor([6]), 50), BOUNDS, None, False, None)
+        chain_op(INDEX.index_fill(0, torch.tensor([6]), 50), cores(), CHAIN.packed(), "native", BOUNDS, None, False, -1)

@@ -7,8 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tensorbed.backends import native
 from tensorbed.backends.chain import Chain, full
-from tensorbed.backends.chain_rows import IMPLS, _backward_op, _rows_op
+from tensorbed.backends.graphs import ROWS, WORKS, chain_backward_op, chain_op
 from tensorbed.backends.torch import shared_rows as shared
 from tensorbed.backends.torch.prefixes import find_prefixes
 from tensorbed.backends.torch.shared_rows import SharedRows
@@ -120,15 +121,15 @@ def test_large_batches_allocate_nothing_of_the_table_s_size(ranks, n):
     assert most() < 25_000 * 256 / 2
 
 
-@pytest.mark.parametrize("impl", [impl for impl in IMPLS if impl != "reference"])
-def test_operators_pass_opcheck(impl):
+@pytest.mark.parametrize("backend", [name for name in WORKS if native.available or name != "native"])
+def test_operators_pass_opcheck(backend):
     chain = Chain(50, (4, 13), (2, 3), (1, 4, 1))
     cores = [torch.randn(chain.core_shape(k), requires_grad=True) for k in range(2)]
     index = torch.tensor([3, 49, 3, 0])
-    torch.library.opcheck(_rows_op, (index, cores, chain.packed(), impl))
+    torch.library.opcheck(chain_op, (index, cores, chain.packed(), backend, *ROWS))
     plain = [c.detach() for c in cores]
-    torch.library.opcheck(_backward_op, (torch.randn(4, 6), index, plain, chain.packed(), impl))
-    torch.library.opcheck(_rows_op, (index[:0], cores, chain.packed(), impl))
+    torch.library.opcheck(chain_backward_op, (torch.randn(4, 6), index, plain, chain.packed(), backend, *ROWS))
+    torch.library.opcheck(chain_op, (index[:0], cores, chain.packed(), backend, *ROWS))
 
 
 def test_packing():

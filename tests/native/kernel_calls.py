@@ -5,9 +5,9 @@ from contextlib import contextmanager
 import torch
 
 from tensorbed.backends import native
-from tensorbed.backends.chain import Chain, take
-from tensorbed.backends.chain_rows import chain_rows
+from tensorbed.backends.chain import Chain, ChainOfCores, take
 from tensorbed.backends.native.chains import Table, compute
+from tensorbed.backends.torch import chain_rows
 
 # Orders 2 to 6, odd and even sizes, trains, rings and low rank; the last core applied to each left product (most of
 # them) and sorted by its digit (where the name says so); sums of more than one block of the products' depth.
@@ -99,7 +99,7 @@ def by_reference(chain, cores, ids, grad):
 
 
 def by_torch(chain, cores, ids, grad):
-    rows = chain_rows(chain, cores, ids, "torch")
+    rows = chain_rows(ChainOfCores(chain, cores), ids)
     return rows.detach(), torch.autograd.grad(rows, cores, grad)
 
 

@@ -5,14 +5,13 @@ import torch
 
 import tensorbed as tb
 from tensorbed.backends import native
+from tensorbed.backends.native import chains
 from tensorbed.testing import assert_near
 
 if not native.available:
     pytest.skip(f"no compiled kernels: {native.reason}", allow_module_level=True)
 
 from kernel_calls import draw_grad, isas, kernels_of, on_threads
-
-from tensorbed.nn import bag
 
 every_isa = pytest.mark.parametrize("isa", isas())
 
@@ -32,8 +31,8 @@ LENGTHS = [0, 3, 0, 0, 1, 200, 7, 16, 0]
 def pooled_in_the_kernels(monkeypatch):
     """How many calls the kernels were handed: the reference would agree with itself too."""
     calls = []
-    compute = bag.compute
-    monkeypatch.setattr(bag, "compute", lambda tables: calls.append(tables) or compute(tables))
+    compute = chains.compute
+    monkeypatch.setattr(chains, "compute", lambda tables: calls.append(tables) or compute(tables))
     return calls
 
 

@@ -323,32 +323,30 @@ IDS = torch.zeros(3, dtype=torch.int64)
 )
 def test_bad_inputs_are_refused_before_anything_is_computed(given, error, message, monkeypatch):
     collection = mixed()
-    monkeypatch.setattr(tb.EmbeddingBag, "_pooled", lambda *_: pytest.fail("computed"))
+    monkeypatch.setattr("tensorbed.nn.collection.pooled", lambda *_: pytest.fail("computed"))
     with pytest.raises(error, match=message):
         collection(given)
 
 
 def test_all_work_is_handed_over_at_once(monkeypatch):
-    """One method computes everything, given every table's checked bags: where one kernel call can take over."""
+    """One call computes everything, given what is asked of every table: where one kernel call can take over."""
     seen = []
 
-    def pooled(self, bags, ids):
-        seen.append((bags, ids))
-        return torch.arange(float(bags[0].starts.shape[0] * 29)).reshape(-1, 29)
+    def pooled(asked, world):
+        seen.append(asked)
+        return torch.arange(3.0 * 29).reshape(-1, 29)
 
-    monkeypatch.setattr(tb.EmbeddingBagCollection, "_pooled", pooled)
+    monkeypatch.setattr("tensorbed.nn.collection.pooled", pooled)
     collection, ids, bags = mixed(), drawn_ids(3), drawn_bags(3)
     values, split = collection(ids)
     assert torch.equal(split["C2"], values[:, 8:12])
     collection(bags)
-    (columns, given), (by_name, none) = seen
-    assert given is ids
-    assert none is None
+    columns, by_name = seen
     for k, name in enumerate(SIZES):
-        assert torch.equal(columns[k].index, ids[:, k])
-        assert columns[k].bounds().tolist() == [0, 1, 2, 3]
-        assert torch.equal(by_name[k].index, bags[name][0])
-        assert torch.equal(by_name[k].starts, bags[name][1])
+        assert torch.equal(columns[k].ids, ids[:, k])
+        assert columns[k].bounds is None  # bags of one id are rows
+        assert torch.equal(by_name[k].ids, bags[name][0])
+        assert torch.equal(by_name[k].bounds[:-1], bags[name][1])
 
 
 def test_of_many_names_some_are_shown():

@@ -1,1 +1,12 @@
-"""How rows, bags and scores are computed: a folder for each backend, and what they have in common."""
+"""How rows, bags and scores are computed: a folder for each backend, and what they have in common.
+
+One for another device is a class of :class:`tensorbed.dispatch.Backend` that is registered here.
+"""
+
+from tensorbed.backends.native.chains import Native
+from tensorbed.backends.reference import Reference
+from tensorbed.backends.torch import Torch
+from tensorbed.dispatch import register_backend
+
+for _backend in (Reference(), Torch(), Native()):  # the last is asked first
+    register_backend(_backend)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -114,6 +115,17 @@ class Chain:
     def after(self, product: Tensor, k: int) -> Tensor:
         """What level ``k`` made, as left products of the next: ``(n, width, J_k * R_k) -> (n, width * J_k, R_k)``."""
         return product.reshape(product.shape[0], self.width(k) * self.col_factors[k], self.ranks[k + 1])
+
+
+class ChainOfCores(NamedTuple):
+    """A table that is a chain, for backends.
+
+    Shape:
+        - cores: a tensor ``(I_k, R_{k-1}, J_k, R_k)`` each
+    """
+
+    chain: Chain
+    cores: Cores
 
 
 def widened(cores: Cores) -> list[Tensor]:

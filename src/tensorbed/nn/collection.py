@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
-from tensorbed.backends.native.chains import Table, compute
+from tensorbed.backends.pooling import Bags
 from tensorbed.checks import naming, require_float_dtype, require_int, require_integer_indices, require_positive
-from tensorbed.dispatch import checked_indices, full_precision, is_plain
+from tensorbed.dispatch import Asked, World, checked_indices, world_of
+from tensorbed.functional import pooled, request
 from tensorbed.indexing import check_range
 from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.options import check_format
-from tensorbed.pooling import Bags
 from tensorbed.structures import Explanations, Format
 from tensorbed.structures.formats import Budget, OutOfReachError
 from tensorbed.structures.registry import plain_format
@@ -121,73 +120,51 @@ class EmbeddingBagCollection(nn.Module):
         return sum(self.dims.values())
 
     def forward(self, input: Tensor | Mapping[str, Arguments]) -> Pooled:
-        bags = self._bags(input)
-        values = self._pooled(bags, input if isinstance(input, Tensor) else None)
-        dims = self.dims
+        if isinstance(input, Tensor):
+            asked, world = self._columns(input)
+        else:
+            bags, world = self._by_name(input)
+            asked = [layer._asked(own, world) for (_, layer), own in zip(self._items(), bags, strict=True)]
+        # Here all work is known before any is done: the compiled kernels do theirs in one call.
+        values, dims = pooled(asked, world), self.dims
         # One split, not a slice each: its gradient is put together once instead of added up table by table.
         return Pooled(values, dict(zip(dims, values.split(list(dims.values()), dim=1), strict=True)))
 
     def explain(self, input: Tensor | Mapping[str, Arguments]) -> Explanations:
         """What :meth:`forward` would do with these ids, counted and not done, table by table and in total."""
-        bags = self._bags(input)
-        return Explanations({name: layer._explained(b) for (name, layer), b in zip(self._items(), bags, strict=True)})
+        if isinstance(input, Tensor):
+            asked, world = self._columns(input)
+            bounds = torch.arange(input.shape[0] + 1, device=input.device)
+            bags = [Bags(table.ids, bounds, None) for table in asked]
+        else:
+            bags, world = self._by_name(input)
+        items = zip(self._items(), bags, strict=True)
+        return Explanations({name: layer._explained(own, world) for (name, layer), own in items})
 
-    def _bags(self, input: Tensor | Mapping[str, Arguments]) -> list[Bags]:
-        """Every table's bags, checked: what can be refused is refused before anything is computed."""
-        return self._columns(input) if isinstance(input, Tensor) else self._by_name(input)
-
-    def _pooled(self, bags: Sequence[Bags], ids: Tensor | None) -> Tensor:  # -> (B, embedding_dim)
-        """Checked bags, one for each table in order, pooled side by side: the one place that computes anything.
-
-        Here all work is known before any is done: the compiled kernels do theirs in one call. Tables they do not take
-        are pooled one after the other.
-
-        Args:
-            bags: every table's, ``B`` each, their indices in range.
-            ids: ``(B, F)``, when that is what was given: the indices of ``bags`` are then its columns.
-        """
-        layers = [layer for _, layer in self._items()]
-        with full_precision(bags[0].index):
-            tables = [self._compiled(layer, b, ids) for layer, b in zip(layers, bags, strict=True)]
-            together = [table for table in tables if table is not None]
-            # Converted one by one after construction, tables may differ: then each is computed by itself.
-            if len({table.cores[0].dtype for table in together}) > 1:
-                return torch.cat([layer._pooled(b) for layer, b in zip(layers, bags, strict=True)], 1)
-            if len(together) == len(tables):
-                return compute(together)
-            made = iter(_side_by_side(together))
-            return torch.cat(
-                [
-                    layer._pooled(b) if table is None else next(made)
-                    for layer, b, table in zip(layers, bags, tables, strict=True)
-                ],
-                1,
-            )
-
-    def _compiled(self, layer: EmbeddingBag, bags: Bags, ids: Tensor | None) -> Table | None:
-        if not is_plain(bags.index):
-            return None
-        table = layer._compiled(bags.without_rest())
-        # Bags of one id each are rows.
-        return table if table is None or ids is None else table._replace(bounds=None, mean=False)
-
-    def _columns(self, ids: Tensor) -> list[Bags]:
-        """Bags of one id each from ``(B, F)``."""
+    def _columns(self, ids: Tensor) -> tuple[list[Asked], World]:
+        """One id of each table a row, from ``(B, F)``: bags of one id each are rows, and padding is zero."""
         require_integer_indices(ids, "ids")
         if ids.dim() != 2 or ids.shape[1] != len(self.names):
             raise ValueError(
                 f"ids has shape {tuple(ids.shape)}; (B, {len(self.names)}) is needed, one column a table: "
                 f"{_listed(self.names)}. Bags of several ids go by name: {{{self.names[0]!r}: (ids, offsets), ...}}."
             )
-        columns = self._checked_columns(ids)
-        starts = torch.arange(ids.shape[0], device=ids.device)
-        return [Bags(column, starts, ids.shape[0], None) for column in columns]
+        world = world_of(ids)
+        bounds = torch.arange(ids.shape[0] + 1, device=ids.device)
+        asked = []
+        for column, (_, layer) in zip(self._checked_columns(ids, world), self._items(), strict=True):
+            table = request(layer.structure, layer.params(), column, layer.impl)
+            counted = layer.scale_grad_by_freq
+            asked.append(
+                table._replace(padding_idx=layer.padding_idx, bounds=bounds if counted else None, by_frequency=counted)
+            )
+        return asked, world
 
-    def _checked_columns(self, ids: Tensor) -> Sequence[Tensor]:
+    def _checked_columns(self, ids: Tensor, world: World) -> Sequence[Tensor]:
         rows = [(name, layer.num_embeddings) for name, layer in self._items()]
         columns = ids.unbind(1)
-        if not is_plain(ids):
-            return [checked_indices(c, size, name) for c, (name, size) in zip(columns, rows, strict=True)]
+        if world is not World.EAGER:
+            return [checked_indices(c, size, world, name) for c, (name, size) in zip(columns, rows, strict=True)]
         if ids.shape[0]:
             # One pass over all fields; the table at fault is looked for afterwards.
             low, high = (bound.tolist() for bound in torch.aminmax(ids, dim=0))
@@ -197,7 +174,7 @@ class EmbeddingBagCollection(nn.Module):
                         check_range(columns[at], size)
         return columns
 
-    def _by_name(self, given: Mapping[str, Arguments]) -> list[Bags]:
+    def _by_name(self, given: Mapping[str, Arguments]) -> tuple[list[Bags], World]:
         """Bags from a mapping of names."""
         if not isinstance(given, Mapping):
             raise TypeError(
@@ -212,13 +189,11 @@ class EmbeddingBagCollection(nn.Module):
         bags = []
         for name, layer in self._items():
             with naming(name):
-                found = layer._bags(*_arguments(given[name]))
-            if not is_plain(found.index):
-                # Compiled code checks where it looks up, and would not know the name there.
-                found = replace(found, index=checked_indices(found.index, layer.num_embeddings, name))
-            bags.append(found)
-        _check_equal(dict(zip(self.names, (b.starts.shape[0] for b in bags), strict=True)))
-        return bags
+                found, world = layer._bags(*_arguments(given[name]))
+            # Those who look up check too, and would not know the name.
+            bags.append(found._replace(ids=checked_indices(found.ids, layer.num_embeddings, world, name)))
+        _check_equal(dict(zip(self.names, (own.bounds.shape[0] - 1 for own in bags), strict=True)))
+        return bags, world
 
     def _items(self) -> Iterable[tuple[str, EmbeddingBag]]:
         return self.tables.items()  # type: ignore[return-value]
@@ -239,11 +214,6 @@ class EmbeddingBagCollection(nn.Module):
             f"{len(self.names)} tables, embedding_dim={self.embedding_dim}, parameters={numbers:,}, "
             f"ratio={self.compression_ratio:.4g}"
         )
-
-
-def _side_by_side(tables: Sequence[Table]) -> Sequence[Tensor]:
-    """The outputs of these tables, by one call."""
-    return compute(tables).split([table.chain.cols for table in tables], dim=1) if tables else ()
 
 
 def _checked_tables(tables: Mapping[str, EmbeddingBag]) -> Mapping[str, EmbeddingBag]:

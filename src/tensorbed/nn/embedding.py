@@ -7,12 +7,9 @@ from typing import Self, Unpack
 import torch
 from torch import Tensor
 
-from tensorbed.backends.native.chains import compute
-from tensorbed.dispatch import clamped_for_export
-from tensorbed.functional import compiled_table, explain, lookup, shaped_like
+from tensorbed.functional import explain, lookup
 from tensorbed.nn.options import TableOptions, options_shown
 from tensorbed.nn.table import StructuredTable
-from tensorbed.pooling import scale_by_frequency
 from tensorbed.structures import Explanation, Format, Use
 
 
@@ -32,7 +29,7 @@ class Embedding(StructuredTable):
         padding_idx: a row that is constant (zero at birth, see ``padding_row``) and gets no gradient.
         scale_grad_by_freq: divide each row's gradient by how often the batch holds it.
         std: standard deviation of the table at birth, by default 0.3; ``"glorot"`` is ``sqrt(2 / (I + J))``.
-        impl: how rows are computed; ``"auto"`` chooses by counted cost, ``"reference"`` is plain PyTorch.
+        impl: the backend that computes rows; ``"auto"`` chooses, ``"reference"`` is plain PyTorch.
         max_norm, norm_type, sparse: accepted as in torch; ``max_norm`` and ``sparse=True`` raise.
 
     Shape:
@@ -47,25 +44,15 @@ class Embedding(StructuredTable):
     """
 
     def forward(self, index: Tensor) -> Tensor:  # (*) -> (*, embedding_dim)
-        index = clamped_for_export(index, self.num_embeddings)
-        params = self.params()
-        table = compiled_table(self.structure, params, index, self.impl)
-        if table is not None:
-            if self.padding_idx is not None:
-                table = table._replace(padding_idx=self.padding_idx, padding_row=self._padding_like(table.cores[0]))
-            rows = shaped_like(index, compute([table]))
-            return scale_by_frequency(rows, index) if self.scale_grad_by_freq else rows
-        rows = lookup(self.structure, params, index, impl=self.impl)
-        if self.scale_grad_by_freq:
-            rows = scale_by_frequency(rows, index)
-        if self.padding_row is None or self.padding_idx is None:
-            return rows
-        padding = self.padding_row.to(rows.dtype)
-        return torch.where(index.eq(self.padding_idx)[..., None], padding, rows)
-
-    def _padding_like(self, tensor: Tensor) -> Tensor | None:
-        """The padding row in the dtype of the parameters, which mixed precision may have cast without it."""
-        return None if self.padding_row is None else self.padding_row.resolve_neg().to(tensor.dtype)
+        return lookup(
+            self.structure,
+            self.params(),
+            index,
+            impl=self.impl,
+            padding_idx=self.padding_idx,
+            padding_row=None if self.padding_idx is None else self.padding_row,
+            scale_grad_by_freq=self.scale_grad_by_freq,
+        )
 
     def explain(self, index: Tensor) -> Explanation:  # (*)
         """What :meth:`forward` would do with these indices, counted and not done: ``print(layer.explain(index))``."""

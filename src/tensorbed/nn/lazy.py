@@ -133,7 +133,7 @@ class _ReadOnly(Tensor):
     write to, so that all of them are refused in one place, whatever they are called and wherever the table stands.
     """
 
-    tensorbed_plain = True  # see dispatch.is_traced
+    tensorbed_plain = True  # see dispatch.world_of
     _layer: StructuredTable
 
     @classmethod

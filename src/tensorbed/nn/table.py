@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tensorbed.checks import require_bool, require_float_dtype, require_positive
-from tensorbed.dispatch import full_precision, is_recorded, is_traced, is_transformed
+from tensorbed.dispatch import World, full_precision, world_of
 from tensorbed.fitting import check_table, fit_table, require_finite
 from tensorbed.functional import check_impl
 from tensorbed.nn.lazy import LazyTable, refuse_setting
@@ -163,7 +163,11 @@ class StructuredTable(nn.Module):
 
     def params(self) -> dict[str, Tensor]:
         """The structure's tensors by name."""
-        return {spec.name: getattr(self, spec.name) for spec in self.structure.tensors()}
+        held, params = self._parameters, {}
+        for spec in self.structure.tensors():
+            tensor = held.get(spec.name)  # ten times as fast as an attribute, and a lookup has microseconds
+            params[spec.name] = getattr(self, spec.name) if tensor is None else tensor
+        return params
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
@@ -207,8 +211,8 @@ class StructuredTable(nn.Module):
         ``layer.weight.shape`` and the like cost nothing; the numbers are made anew by each use of it. To set the table,
         use :meth:`from_pretrained`, or write the tensors it is made from (``layer.cores``).
         """
-        first = next(iter(self.params().values()))
-        return self._table() if is_traced(first) or is_recorded() or is_transformed() else LazyTable(self)
+        world = world_of(next(iter(self.params().values())))
+        return LazyTable(self) if world in (World.EAGER, World.META) else self._table()
 
     @weight.setter
     def weight(self, value: object) -> None:

@@ -13,11 +13,10 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.chain import Chain
 from tensorbed.backends.scores.rows import RowScores
 from tensorbed.backends.scores.scoring import Cost, Scoring
 from tensorbed.checks import require_positive
-from tensorbed.dispatch import working_dtype
+from tensorbed.dispatch import Asked, Backend, backends, chosen, working_dtype, world_of
 from tensorbed.structures.explanation import Explanation
 
 Params = Mapping[str, Tensor]
@@ -60,7 +59,8 @@ class Structure(ABC):
     can_differentiate: ClassVar[bool] = True
     row_tensor: ClassVar[str | None] = None  # whose rows are those of :meth:`block`, or have at least their gradients
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
-    kernels_share: ClassVar[bool] = True  # whether compiled kernels make a row once however often it is asked for
+    making: ClassVar[type | None] = None  # of what :meth:`made_of` returns
+    composed: ClassVar[bool] = False  # whether :meth:`lookup` asks other structures for rows
     straight_through: ClassVar[bool] = False  # whether gradients pass a rounding as if it were none
     takes_half: ClassVar[bool] = False  # whether take, full and block are given half precision, and round it once
 
@@ -128,18 +128,19 @@ class Structure(ABC):
         """:meth:`full` in the tensors' own dtype."""
         return rounded(self.full(self.widened(p)), p)
 
-    def lookup(self, p: Params, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
-        """Rows by the named way, one of :attr:`impls`; in half precision rounded once."""
-        return self.rows_of(p, index)
+    def lookup(self, p: Params, index: Tensor, impl: str = "auto") -> Tensor:  # (n,) -> (n, cols)
+        """Rows by the named backend, one of :attr:`impls`; in half precision rounded once."""
+        asked, world = Asked(self, p, self.made_of(p), index, impl), world_of(index)
+        return chosen(asked, world).rows([asked], world)
 
-    def as_chain(self, p: Params) -> tuple[Chain, list[Tensor]] | None:
-        """The same table as a chain of cores, for the compiled kernels; ``None`` where it is none."""
+    def made_of(self, p: Params) -> Any:
+        """What backends know to compute with, a :attr:`making`; ``None`` where there is :meth:`take` alone."""
         return None
 
     @property
     def impls(self) -> tuple[str, ...]:
-        """The ways :meth:`lookup` knows."""
-        return ("auto", "reference")
+        """What ``impl=`` may be: the backends that know what this is made of."""
+        return ("auto", *(backend.name for backend in backends() if backend.knows(self.making)))
 
     @property
     def row_multiply_adds(self) -> int | None:
@@ -150,8 +151,8 @@ class Structure(ABC):
         """What :meth:`lookup` would do, counted and not done."""
         n, each = index.shape[0], self.row_multiply_adds
         unique = torch.unique(index).shape[0]
-        path, why = self._path(index, impl)
-        computed = n if path == "reference" or (path == "native" and not self.kernels_share) else unique
+        backend, why = self._backend(index, impl)
+        computed = unique if backend.shares(self.making) else n
         return Explanation(
             kind=self.kind,
             description=self.summary,
@@ -160,21 +161,21 @@ class Structure(ABC):
             prefixes=(),
             multiply_adds_plain=None if each is None else n * each,
             multiply_adds=None if each is None else computed * each,
-            path=path,
+            path=backend.name,
             why=why,
         )
 
-    def _path(self, index: Tensor, impl: str) -> tuple[str, str]:
-        """The way that :meth:`lookup` takes, and why."""
+    def _backend(self, index: Tensor, impl: str) -> tuple[Backend, str]:
+        """The one that computes these rows, and why."""
+        plain, *others = backends()
         if index.shape[0] == 0:
-            return "reference", "there is nothing to compute"
-        if impl != "auto":
-            return impl, f'as asked by impl="{impl}"'
-        if "native" in self.impls and index.is_cpu:
-            return "native", "the compiled kernels take every batch on a CPU"
-        if "torch" in self.impls:
-            return "torch", "there are no compiled kernels" if index.is_cpu else f"the indices are on {index.device}"
-        return "reference", "what auto takes for every batch"
+            return plain, "there is nothing to compute"
+        for backend in reversed((plain, *others)):
+            if impl == backend.name:
+                return backend, f'as asked by impl="{impl}"'
+            if impl == "auto" and backend.knows(self.making, index.device):
+                return backend, backend.why(index.device)
+        return plain, plain.why(index.device)
 
     @property
     def summary(self) -> str:

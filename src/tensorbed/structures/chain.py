@@ -13,8 +13,7 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.chain import Chain, full, sum_of_squares, take
-from tensorbed.backends.chain_rows import IMPLS, chain_rows
+from tensorbed.backends.chain import Chain, ChainOfCores, full, sum_of_squares, take
 from tensorbed.backends.scores import through_cores
 from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.backends.torch.prefixes import find_prefixes
@@ -37,6 +36,8 @@ class ChainMatrix(Structure):
     Shape:
         - core_k: ``(I_k, R_{k-1}, J_k, R_k)`` as stored, ``(R_{k-1}, I_k, J_k, R_k)`` as in the paper
     """
+
+    making = ChainOfCores
 
     row_factors: tuple[int, ...]
     col_factors: tuple[int, ...]
@@ -67,21 +68,14 @@ class ChainMatrix(Structure):
         specs: tuple[TensorSpec, ...] = self._specs  # type: ignore[attr-defined]
         return specs
 
-    def as_chain(self, p: Params) -> tuple[Chain, list[Tensor]]:
-        return self.chain, self._stored(p)
+    def made_of(self, p: Params) -> ChainOfCores:
+        return ChainOfCores(self._chain, [p[spec.name] for spec in self._specs])  # type: ignore[attr-defined]
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         return take(self.chain, self._stored(p), index)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return full(self.chain, self._stored(p))
-
-    def lookup(self, p: Params, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
-        return chain_rows(self.chain, self._stored(p), index, impl)
-
-    @property
-    def impls(self) -> tuple[str, ...]:
-        return IMPLS
 
     @property
     def row_multiply_adds(self) -> int:
@@ -269,12 +263,12 @@ def _fill(folded: Folded, fit: Fit) -> bool:
     assert isinstance(fit.structure, ChainMatrix)
     chain, tensor, before = fit.structure.chain, folded.tensor, folded.padding()
     stored = [core.to(torch.promote_types(tensor.dtype, torch.float32)) for core in fit.params.values()]
-    whole = replace(chain, rows=chain.rows + before.shape[0])
+    whole = replace(fit.structure, rows=chain.rows + before.shape[0])
     index = torch.arange(chain.rows, whole.rows, device=tensor.device)
-    rows = chain_rows(whole, stored, index, "auto").to(tensor.dtype)
+    rows = whole.lookup(whole.named(stored), index).to(tensor.dtype)
     norm, moved = frobenius(tensor), frobenius(before - rows)
     # A fit is a projection: what it misses and what it holds are at right angles.
-    held = float(sum_of_squares(whole, stored))
+    held = float(sum_of_squares(whole.chain, stored))
     missed = math.sqrt(max(0.0, norm**2 - held))
     folded.fill(rows)
     return moved <= max(_SETTLED * norm, _IDLE * missed)

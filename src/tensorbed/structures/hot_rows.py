@@ -14,7 +14,7 @@ from torch import Tensor
 from tensorbed.backends.scores.joined import JoinedScores
 from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.checks import require_number
-from tensorbed.dispatch import is_exporting, is_plain, is_recorded
+from tensorbed.dispatch import World, is_exporting, world_of
 from tensorbed.structures.base import Params, Structure, TensorSpec
 from tensorbed.structures.formats import Budget, Fit, Format, Spelling, Use, fitted
 from tensorbed.structures.quantized_rows import QuantizedRows
@@ -33,6 +33,7 @@ class HotRowsMatrix(Structure):
 
     can_initialise = False
     fits_exactly = False
+    composed = True
 
     hot_text: str  # the two structures as text, so that this one has one too
     rest_text: str
@@ -80,9 +81,9 @@ class HotRowsMatrix(Structure):
         is_hot = p["places"].index_select(0, in_hot) == index
         return is_hot, in_hot, (index - before).clamp(0, self.rest.rows - 1)
 
-    def lookup(self, p: Params, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
+    def lookup(self, p: Params, index: Tensor, impl: str = "auto") -> Tensor:  # (n,) -> (n, cols)
         """By the kernels of both structures: all rows by the one that has most of them, then the other's in place."""
-        if impl == "reference" or not is_plain(index) or is_recorded():
+        if impl != "auto" or world_of(index) is not World.EAGER:
             return super().lookup(p, index, impl)
         is_hot, in_hot, in_rest = self._places(p, index)
         parts = [(self.rest, _named(p, "rest_"), in_rest), (self.hot, _named(p, "hot_"), in_hot)]

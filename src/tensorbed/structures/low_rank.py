@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import TYPE_CHECKING, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from tensorbed.backends.chain import Chain
-from tensorbed.backends.native import chains as compiled
+from tensorbed.backends.chain import Chain, ChainOfCores
 from tensorbed.backends.scores.scoring import Cost, Scoring
 from tensorbed.checks import require_positive
 from tensorbed.decompose.feedback import root_of_metric
@@ -29,6 +28,7 @@ class LowRankMatrix(Structure):
         - v: ``(cols, rank)``
     """
 
+    making = ChainOfCores
     row_tensor = "u"
 
     rank: int
@@ -36,6 +36,9 @@ class LowRankMatrix(Structure):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self.rank, "rank")
+        # Worked out once: a lookup of one row has no time for it.
+        chain = Chain(self.rows, (self.rows, 1), (1, self.cols), (1, self.rank, 1))
+        object.__setattr__(self, "_chain", chain)
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         return (TensorSpec("u", (self.rows, self.rank)), TensorSpec("v", (self.cols, self.rank)))
@@ -50,10 +53,13 @@ class LowRankMatrix(Structure):
             p, index = {**p, "u": u.index_select(0, index)}, torch.arange(index.shape[0], device=index.device)
         return super().rows_of(p, index)
 
-    def as_chain(self, p: Params) -> tuple[Chain, list[Tensor]]:
+    def made_of(self, p: Params) -> ChainOfCores:
         """Two cores: each row a slice of the first, and one slice of the last that all share."""
         u, v = p["u"].reshape(self.rows, 1, 1, self.rank), p["v"].T.reshape(1, self.rank, self.cols, 1)
-        return Chain(self.rows, (self.rows, 1), (1, self.cols), (1, self.rank, 1)), [u, v]
+        return ChainOfCores(self._chain, [u, v])
+
+    if TYPE_CHECKING:
+        _chain: ClassVar[Chain]
 
     def scorings(self) -> list[Scoring]:
         cost = Cost(multiply_adds=(self.rows + self.cols) * self.rank)
@@ -64,10 +70,6 @@ class LowRankMatrix(Structure):
 
     def block(self, p: Params, start: int, stop: int, impl: str) -> Tensor:  # -> (stop - start, rank)
         return p["u"][start:stop]
-
-    @property
-    def impls(self) -> tuple[str, ...]:
-        return ("auto", "reference", *compiled.IMPLS)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return p["u"] @ p["v"].T

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from tensorbed.backends import native
-from tensorbed.backends.native import chains as compiled
 from tensorbed.backends.native import coded
 from tensorbed.backends.scores import codes as code_scores
 from tensorbed.backends.scores.lookup_tables import LookupTables
@@ -19,8 +18,9 @@ from tensorbed.checks import require_bool, require_number, require_positive
 from tensorbed.decompose.clusters import k_means
 from tensorbed.decompose.feedback import feedback
 from tensorbed.decompose.powers import far_exponent, shifted
+from tensorbed.dispatch import World, world_of
 from tensorbed.progress import track
-from tensorbed.structures.base import Params, Structure, TensorSpec, mean_row, rounded, with_rows
+from tensorbed.structures.base import Params, Structure, TensorSpec, mean_row, with_rows
 from tensorbed.structures.formats import (
     Budget,
     Fit,
@@ -58,7 +58,7 @@ class ProductQuantizedMatrix(Structure):
 
     can_initialise = False
     fits_exactly = False
-    kernels_share = False
+    making = coded.Product
 
     parts: int
     rotated: bool = False
@@ -87,20 +87,12 @@ class ProductQuantizedMatrix(Structure):
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         return self._made(p, p["codes"].index_select(0, index))
 
-    def lookup(self, p: Params, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
-        wide = self.widened(p) if self.rotated else p
-        made = coded.rows(lambda: self.as_codes(wide), index, impl)
-        if made is None:
-            return super().lookup(p, index, impl)
-        return rounded(made @ wide["rotation"], p) if self.rotated else made
-
     def as_codes(self, p: Params) -> coded.Product:
         """The same before the rotation, for the compiled kernels."""
         return coded.Product(self.cols, p["codes"], p["codebooks"])
 
-    @property
-    def impls(self) -> tuple[str, ...]:
-        return ("auto", "reference", *compiled.IMPLS)
+    def made_of(self, p: Params) -> coded.Product:
+        return replace(self.as_codes(p), rotation=p.get("rotation"))
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return self._made(p, p["codes"])
@@ -147,8 +139,10 @@ class ProductQuantizedMatrix(Structure):
     def block(self, p: Params, start: int, stop: int, impl: str) -> Tensor:  # -> (stop - start, cols)
         """Before the rotation."""
         index = torch.arange(start, stop, device=p["codes"].device)
-        rows = coded.rows(lambda: self.as_codes(p), index, impl)
-        return self._entries(p, p["codes"][start:stop]) if rows is None else rows
+        codes = self.as_codes(p)
+        if impl != "reference" and world_of(p["codes"]) is World.EAGER and codes.known():
+            return codes.kernel_rows(index)
+        return self._entries(p, p["codes"][start:stop])
 
     def coded_block(self, p: Params, start: int, stop: int) -> coded.Product:
         """The same for the compiled kernels."""

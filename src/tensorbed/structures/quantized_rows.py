@@ -9,7 +9,6 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.native import chains as compiled
 from tensorbed.backends.native import coded
 from tensorbed.backends.scores import codes as code_scores
 from tensorbed.backends.scores.scoring import Scoring
@@ -43,7 +42,7 @@ class QuantizedRowsMatrix(Structure):
 
     can_initialise = False
     fits_exactly = False
-    kernels_share = False
+    making = coded.Quantized
 
     bits: int
     group: int  # cols where there are none
@@ -76,21 +75,15 @@ class QuantizedRowsMatrix(Structure):
         steps = p["steps"].index_select(0, index) if "steps" in p else None
         return self.made(self._numbers(p["codes"].index_select(0, index)), steps, p["scale"].index_select(0, index))
 
-    def lookup(self, p: Params, index: Tensor, impl: str) -> Tensor:  # (n,) -> (n, cols)
-        made = coded.rows(lambda: self.as_codes(p), index, impl)
-        return super().lookup(p, index, impl) if made is None else made
-
     def as_codes(self, p: Params) -> coded.Quantized:
         """The same for the compiled kernels."""
         return coded.Quantized(self.cols, p["codes"], p["scale"], p.get("steps"), self.group, self.bits)
 
+    made_of = as_codes
+
     def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
         new = _fitted(self, mean_row(self, p), None)
         return replace(self, rows=rows), {name: with_rows(tensor, rows, new[name]) for name, tensor in p.items()}
-
-    @property
-    def impls(self) -> tuple[str, ...]:
-        return ("auto", "reference", *compiled.IMPLS)
 
     def scorings(self) -> list[Scoring]:
         return [*super().scorings(), *code_scores.scorings(self)]

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from tensorbed.backends.chain import ChainOfCores
 from tensorbed.structures import Format, Params, Structure
 from tensorbed.structures.formats import Budget, RankedFormat
 
@@ -96,7 +97,7 @@ def rounded(samples: Sequence[Sample]) -> list[Sample]:
 
 def chains(samples: Sequence[Sample]) -> list[Sample]:
     """Those that the compiled kernels pool as a chain of cores."""
-    return [s for s in samples if type(s.structure).as_chain is not Structure.as_chain]
+    return [s for s in samples if s.structure.making is ChainOfCores]
 
 
 class Draw:

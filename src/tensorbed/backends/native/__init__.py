@@ -12,15 +12,18 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from abc import ABC, abstractmethod
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
 # Before the kernels: torch brings the OpenMP that they then share, and with it one pool of threads.
-import torch  # noqa: F401
+import torch
+from torch import Tensor
 
-__all__ = ["available", "load", "module", "reason"]
+TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}  # as the kernels number them
+MOST = 2**31 - 1  # indices of a batch, digits of a factor
 
 NAME = "tensorbed._native"
 NOT_BUILT = "not built when tensorbed was installed"
@@ -63,6 +66,18 @@ def load() -> tuple[ModuleType | None, str]:
     # The loader's messages have more than one line at times.
     why = " ".join(why.split())
     return None, f"TENSORBED_NATIVE_PATH={path}: {why}" if path else why
+
+
+class KernelTable(ABC):
+    """What a table may be made of besides a chain of cores, of which the kernels make rows."""
+
+    @abstractmethod
+    def known(self) -> bool:
+        """Whether the kernels can compute with these tensors."""
+
+    @abstractmethod
+    def kernel_rows(self, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        """Rows, differentiable; ``IndexError`` for an index outside the table."""
 
 
 module, reason = load()

@@ -6,25 +6,26 @@ The values of indices and offsets they check themselves, before anything is read
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tensorbed.backends import native
-from tensorbed.backends.chain import Chain, Cores
-from tensorbed.dispatch import differentiable_once
+from tensorbed.backends.chain import Chain, ChainOfCores, Cores
+from tensorbed.backends.graphs import WORKS, graph_bags, graph_pooled, graph_rows
+from tensorbed.backends.native import MOST, TYPES, KernelTable
+from tensorbed.backends.pooling import pool_unique, with_padding
+from tensorbed.dispatch import Asked, World, differentiable_once, side_by_side
+from tensorbed.indexing import check_range
 
 if TYPE_CHECKING:
     from tensorbed import _native
 
-TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}
-_MOST = 2**31 - 1  # indices of a batch, digits of a factor
+_PLAIN = (Tensor, torch.nn.Parameter)
 _CPU = torch.device("cpu")  # said of every tensor made here: the kernels write to it, whatever the default device
-
-IMPLS = ("native",) if native.available else ()
 
 
 class Table(NamedTuple):
@@ -47,45 +48,38 @@ class Table(NamedTuple):
     mean: bool = False
 
 
-def knows(dtype: torch.dtype) -> bool:
-    """Whether the kernels are there and compute with numbers stored so."""
-    return native.available and dtype in TYPES
+def unready(tensors: Iterable[Tensor | None], dtype: torch.dtype) -> Tensor | None:
+    """The first that the kernels cannot read where its address says, if any."""
+    for tensor in tensors:
+        # A subclass, of a sharded tensor for instance, or a negated view does not hold its numbers at its address.
+        if tensor is not None and (
+            type(tensor) not in _PLAIN or tensor.dtype != dtype or not tensor.is_cpu or tensor.is_neg()
+        ):
+            return tensor
+    return None
 
 
-def takes(cores: Cores, index: Tensor) -> bool:
-    """Whether the kernels compute with these: on the CPU, and all of one dtype that they know."""
-    dtype = cores[0].dtype
-    return (
-        native.available
-        and 0 < index.numel() <= _MOST
-        and (dtype in TYPES or dtype == torch.float16)
-        and index.is_cpu
-        and index.dtype == torch.int64
-        and all(is_ready(core, dtype) for core in cores)
-    )
-
-
-def is_ready(core: Tensor, dtype: torch.dtype) -> bool:
-    """Whether the kernels can read this tensor where its address says."""
-    # A subclass, of a sharded tensor for instance, or a negated view does not hold its numbers where its address says.
-    plain = type(core) in (Tensor, torch.nn.Parameter) and not core.is_neg()
-    return plain and core.is_cpu and core.dtype == dtype and core.shape[0] <= _MOST
-
-
-def compute(tables: Sequence[Table]) -> Tensor:  # -> (n or bags, sum of cols)
+def compute(tables: Sequence[Table], checked: bool = False) -> Tensor:  # -> (n or bags, sum of cols)
     """What is asked of each table, side by side, in one call; differentiable in the cores and the weights.
 
     Every table has the same dtype and as many rows or bags to give. ``IndexError`` and ``ValueError`` come before
     anything is computed.
+
+    Args:
+        checked: what the tensors are was looked at in this very call; the values of ids are checked anyway.
     """
     if tables[0].cores[0].dtype == torch.float16:
         return compute([_in_single(table) for table in tables]).half()
-    tensors = [core for table in tables for core in table.cores]
-    tensors += [table.weights for table in tables if table.weights is not None]
+    tensors: list[Tensor] = []
+    for table in tables:
+        tensors += table.cores
+    for table in tables:
+        if table.weights is not None:
+            tensors.append(table.weights)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        out: Tensor = _Compute.apply(tables, *tensors)  # type: ignore[no-untyped-call]
+        out: Tensor = _Compute.apply(tables, checked, *tensors)  # type: ignore[no-untyped-call]
         return out
-    return Planned(tables).forward(tensors, keep=False)
+    return Planned(tables, checked).forward(tensors, keep=False)
 
 
 def _in_single(table: Table) -> Table:
@@ -106,44 +100,48 @@ class Planned:
     padding: list[Tensor | None]
     batch: _native.Batch
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[Table], checked: bool = False) -> None:
         assert native.module is not None
         first = tables[0]
-        _check_memory(tables)
         self.dtype = first.cores[0].dtype
         self.rows = first.ids.shape[0] if first.bounds is None else first.bounds.shape[0] - 1
-        self.cols, self.weighted, self.padding = [], [], []
-        self.cores, self.shapes = 0, []
+        self.cols, self.weighted, self.padding, self.shapes = [], [], [], []
         asked, read = [], []
         for table in tables:
-            known = _known(table.chain)
-            _check_cores(table, known.shapes)
-            self.cores += len(known.shapes)
+            known, weights, row = _known(table.chain), table.weights, table.padding_row
+            if not checked:
+                _check(table, known, self.dtype, self.rows)
             self.shapes += known.shapes
             self.cols.append(known.cols)
-            self.weighted.append(None if table.weights is None else table.weights.shape[0])
-            _check_counts(table, self.rows)
-            self.padding.append(_ready(table.padding_row, known.cols))
+            self.weighted.append(None if weights is None else weights.shape[0])
+            self.padding.append(None if row is None else row.contiguous())
             request, memory = _asked(table, known.handle)
             asked.append(request)
             read.append(memory)
         self.batch = native.module.Batch(TYPES[self.dtype], asked, torch.get_num_threads())
 
-    def _addresses(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
-        """The cores, contiguous, and where they are. They may have changed since they were planned with."""
-        cores = [core.contiguous() for core in tensors[: self.cores]]
-        for core, shape in zip(cores, self.shapes, strict=True):
-            if core.shape != shape or not is_ready(core, self.dtype):
+    def _check_again(self, tensors: Sequence[Tensor]) -> None:
+        """The cores may have changed since they were planned with."""
+        for core, shape in zip(tensors, self.shapes, strict=False):
+            if core.shape != shape or unready((core,), self.dtype) is not None:
                 raise RuntimeError(
                     f"a core is now {str(core.dtype)[6:]} of shape {tuple(core.shape)} on {core.device}; forward had "
                     f"{str(self.dtype)[6:]} of shape {tuple(shape)} on the CPU. Convert layers before forward."
                 )
-        found = [core.data_ptr() for core in cores]
-        if not all(found):
+
+    def _addresses(self, tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[int]]:
+        """The cores, contiguous, and where they are."""
+        cores, addresses = [], []
+        for core in tensors[: len(self.shapes)]:
+            whole = core.contiguous()
+            cores.append(whole)
+            addresses.append(whole.data_ptr())
+        if 0 in addresses:
             raise RuntimeError("a core has no memory: its storage was freed, or is sharded elsewhere.")
-        return cores, found
+        return cores, addresses
 
     def forward(self, tensors: Sequence[Tensor], keep: bool) -> Tensor:
+        """Rows or bags from the tensors that were planned with."""
         _alive, addresses = self._addresses(tensors)
         width = sum(self.cols)
         out = torch.empty((self.rows, width), dtype=self.dtype, device=_CPU)
@@ -151,7 +149,7 @@ class Planned:
             addresses,
             self._columns(out),
             [width] * len(self.cols),
-            [0 if row is None else row.data_ptr() for row in self.padding],
+            list(map(_address, self.padding)),
             keep,
             torch.get_num_threads(),
         )
@@ -161,10 +159,11 @@ class Planned:
 
     def backward(self, tensors: Sequence[Tensor], grad: Tensor, weights: bool = True) -> list[Tensor | None]:
         """Gradients of all ``tensors``, in their dtype; without ``weights``, ``None`` for those."""
+        self._check_again(tensors)
         cores, addresses = self._addresses(tensors)
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
         grad = grad.resolve_neg().contiguous()
-        if grad.shape != (self.rows, sum(self.cols)) or not is_ready(grad, self.dtype):
+        if grad.shape != (self.rows, sum(self.cols)) or unready((grad,), self.dtype) is not None:
             raise ValueError(
                 f"the gradient is {grad.dtype} of shape {tuple(grad.shape)}; the output was {self.dtype} of shape "
                 f"{(self.rows, sum(self.cols))}."
@@ -193,8 +192,8 @@ class Planned:
 
 class _Compute(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tables: Sequence[Table], *tensors: Tensor) -> Tensor:
-        ctx.call = Planned(tables)
+    def forward(ctx: Any, tables: Sequence[Table], checked: bool, *tensors: Tensor) -> Tensor:
+        ctx.call = Planned(tables, checked)
         ctx.save_for_backward(*tensors)
         return ctx.call.forward(tensors, keep=True)  # type: ignore[no-any-return]
 
@@ -202,10 +201,10 @@ class _Compute(torch.autograd.Function):
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         call, tensors = ctx.call, ctx.saved_tensors
-        weights = any(ctx.needs_input_grad[1 + call.cores :])
+        weights = any(ctx.needs_input_grad[2 + len(call.shapes) :])
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.call = None  # a loss that is kept should not keep the plan and the left products
-        return None, *call.backward(tensors, grad, weights)
+        return None, None, *call.backward(tensors, grad, weights)
 
 
 class _Known(NamedTuple):
@@ -223,49 +222,37 @@ def _known(chain: Chain) -> _Known:
     return _Known(handle, tuple(torch.Size(chain.core_shape(k)) for k in range(chain.order)), chain.cols)
 
 
-def _check_memory(tables: Sequence[Table]) -> None:
-    """One dtype, on the CPU: the kernels are given addresses and believe what they are told of them."""
-    dtype = tables[0].cores[0].dtype
-    for table in tables:
-        for tensor in (*table.cores, table.weights, table.padding_row):
-            if tensor is not None and not is_ready(tensor, dtype):
-                found = f"{type(tensor).__name__} of {str(tensor.dtype)[6:]} on {tensor.device}"
-                found += ", a negated view" * tensor.is_neg()
-                raise ValueError(
-                    f"the kernels compute with plain tensors of one dtype on the CPU, here {str(dtype)[6:]}, got a "
-                    f'{found}; convert it, or use impl="reference".'
-                )
-        for tensor in (table.ids, table.bounds):
-            if tensor is not None and not (tensor.is_cpu and tensor.dtype == torch.int64):
-                raise ValueError(f"ids and offsets must be int64 on the CPU, got {tensor.dtype} on {tensor.device}.")
+def _check(table: Table, known: _Known, dtype: torch.dtype, rows: int) -> None:
+    """The kernels are given addresses and believe what they are told of them: nothing may be elsewhere, or smaller."""
+    cores, ids, bounds, weights, row = table.cores, table.ids, table.bounds, table.weights, table.padding_row
+    wrong = unready((*cores, weights, row), dtype)
+    if wrong is not None:
+        found = f"{type(wrong).__name__} of {str(wrong.dtype)[6:]} on {wrong.device}" + ", negated" * wrong.is_neg()
+        raise ValueError(
+            f"the kernels compute with plain tensors of one dtype on the CPU, here {str(dtype)[6:]}, got a "
+            f'{found}; convert it, or use impl="reference".'
+        )
     if dtype not in TYPES:
         raise ValueError(f"the kernels compute in float32, float64 and bfloat16, not in {str(dtype)[6:]}.")
-
-
-def _check_cores(table: Table, shapes: tuple[torch.Size, ...]) -> None:
-    """The kernels read what the chain says: nothing may be smaller."""
-    if len(table.cores) != len(shapes):
-        raise ValueError(f"{len(table.cores)} cores for a chain of {len(shapes)}.")
-    for core, shape in zip(table.cores, shapes, strict=True):
+    for tensor in (ids, bounds):
+        if tensor is not None and not (tensor.is_cpu and tensor.dtype == torch.int64):
+            raise ValueError(f"ids and offsets must be int64 on the CPU, got {tensor.dtype} on {tensor.device}.")
+    if len(cores) != len(known.shapes):
+        raise ValueError(f"{len(cores)} cores for a chain of {len(known.shapes)}.")
+    for core, shape in zip(cores, known.shapes, strict=True):
         if core.shape != shape:
             raise ValueError(f"a core has shape {tuple(core.shape)}; {table.chain} keeps it as {tuple(shape)}.")
-
-
-def _check_counts(table: Table, rows: int) -> None:
-    """As many rows or bags from every table as there is room for, and a weight for each id."""
-    given = table.ids.shape[0] if table.bounds is None else table.bounds.shape[0] - 1
+    given = ids.shape[0] if bounds is None else bounds.shape[0] - 1
     if given != rows:
         raise ValueError(f"a table gives {given} rows, the first one {rows}; all of a call give the same number.")
-    if table.weights is not None and table.weights.shape != table.ids.shape:
-        raise ValueError(f"weights of shape {tuple(table.weights.shape)} for {table.ids.shape[0]} ids: one for each.")
+    if weights is not None and weights.shape != ids.shape:
+        raise ValueError(f"weights of shape {tuple(weights.shape)} for {ids.shape[0]} ids: one for each.")
+    if row is not None and row.shape != (known.cols,):
+        raise ValueError(f"padding_row has shape {tuple(row.shape)}; a row has {known.cols} numbers.")
 
 
-def _ready(row: Tensor | None, cols: int) -> Tensor | None:
-    if row is None:
-        return None
-    if row.shape != (cols,):
-        raise ValueError(f"padding_row has shape {tuple(row.shape)}; a row has {cols} numbers.")
-    return row.contiguous()
+def _address(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 def _asked(table: Table, handle: _native.Chain) -> tuple[_native.Asked, object]:
@@ -283,18 +270,124 @@ def _asked(table: Table, handle: _native.Chain) -> tuple[_native.Asked, object]:
 
 
 class KernelRows:
-    """Rows of one table for a graph, whose backward makes the plan again."""
+    """Rows or bags of one table for a graph, whose backward makes the plan again.
 
-    def __init__(self, chain: Chain, cores: Cores, index: Tensor) -> None:
-        self.planned = Planned([Table(chain, _single(cores), index)])
+    Shape:
+        - index: ``(n,)``; those beyond the end of the last bag are checked and are in none
+        - weights: ``(n,)`` or ``None``
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        cores: Cores,
+        index: Tensor,
+        bounds: Tensor | None = None,
+        weights: Tensor | None = None,
+        mean: bool = False,
+        skip: int = -1,
+    ) -> None:
+        self.cols, self.weights, end = chain.cols, weights, index.shape[0]
+        self.count = end
+        if bounds is not None:
+            check_range(index, chain.rows)
+            self.count = bounds.shape[0] - 1
+            end = int(bounds[-1]) if self.count else 0
+        padding = None if skip < 0 else skip
+        own = None if weights is None else weights[:end]
+        table = Table(chain, cores, index[:end], padding, None, bounds, own, mean)
+        self.planned = Planned([_in_single(table) if cores[0].dtype == torch.float16 else table]) if end else None
 
     def rows(self, cores: Cores) -> Tensor:
-        return self.planned.forward(_single(cores), keep=False)
+        if self.planned is None:  # no bag holds an index
+            return cores[0].new_zeros(self.count, self.cols)
+        return self.planned.forward(_single(cores), keep=False).to(cores[0].dtype)
 
     def gradients(self, cores: Cores, grad: Tensor) -> list[Tensor]:
+        """Of the cores, then of the weights if there are any."""
+        extra = [] if self.weights is None else [torch.zeros_like(self.weights)]
+        if self.planned is None:
+            return [torch.zeros_like(core, memory_format=torch.contiguous_format) for core in cores] + extra
         made = self.planned.backward(_single(cores), grad.to(self.planned.dtype))
-        return [one for one in made if one is not None]
+        found = [one.to(cores[0].dtype) for one in made if one is not None]
+        if extra:
+            of_weights = found.pop()
+            extra[0][: of_weights.shape[0]] = of_weights
+        return found + extra
+
+
+WORKS["native"] = KernelRows
 
 
 def _single(cores: Cores) -> Cores:
     return [core.float() for core in cores] if cores[0].dtype == torch.float16 else cores
+
+
+class Native:
+    """The compiled kernels: chains of cores, and tables of codes."""
+
+    name = "native"
+    limits = "on the CPU, with plain tensors of one dtype, codes contiguous, and at most 2^31 - 1 indices"
+
+    def knows(self, making: type | None, device: torch.device | None = None) -> bool:
+        known = making is ChainOfCores or (making is not None and issubclass(making, KernelTable))
+        return native.available and known and (device is None or device.type == "cpu")
+
+    def shares(self, making: type | None) -> bool:
+        return making is ChainOfCores
+
+    def why(self, device: torch.device) -> str:
+        return "the compiled kernels take every batch on a CPU"
+
+    def takes(self, asked: Asked, world: World) -> bool:
+        made_of, index = asked.made_of, asked.ids
+        if not native.available or made_of is None or (world is not World.EAGER and world is not World.COMPILED):
+            return False
+        if not isinstance(made_of, ChainOfCores):
+            return world is World.EAGER and _reads(index) and bool(made_of.known())
+        dtype = made_of.cores[0].dtype
+        if (dtype not in TYPES and dtype != torch.float16) or max(made_of.chain.row_factors) > MOST:
+            return False
+        if world is World.EAGER:
+            return _reads(index) and unready(made_of.cores, dtype) is None
+        on_cpu = all(tensor.device.type == "cpu" for tensor in (index, *made_of.cores))
+        return on_cpu and all(core.dtype == dtype for core in made_of.cores)
+
+    def rows(self, asked: Sequence[Asked], world: World) -> Tensor:
+        if world is World.COMPILED:
+            return side_by_side([graph_rows(table, self.name) for table in asked])
+        if isinstance(asked[0].made_of, ChainOfCores):
+            # Of one table without a padding row everything was looked at to choose this backend.
+            return compute(list(map(_rows_of, asked)), checked=len(asked) == 1 and asked[0].padding_row is None)
+        return side_by_side([with_padding(table.made_of.kernel_rows(table.ids), table) for table in asked])
+
+    def bags(self, asked: Sequence[Asked], world: World) -> Tensor:
+        # Sums of weighted rows, whose gradients are the same: what the kernels pool.
+        pooled = isinstance(asked[0].made_of, ChainOfCores) and asked[0].mode != "max" and not asked[0].by_frequency
+        if world is World.COMPILED:
+            graph = graph_pooled if pooled else graph_bags
+            return side_by_side([graph(table, self.name) for table in asked])
+        if pooled:
+            return compute(list(map(_bags_of, asked)))
+        return side_by_side([pool_unique(partial(self._unique, table), table) for table in asked])
+
+    def _unique(self, asked: Asked, unique: Tensor) -> Tensor:
+        return self.rows([Asked(asked.table, asked.params, asked.made_of, unique)], World.EAGER)
+
+
+def _reads(index: Tensor) -> bool:
+    return index.is_cpu and 0 < index.numel() <= MOST and not index.is_neg()
+
+
+def _rows_of(asked: Asked) -> Table:
+    chain, cores = asked.made_of
+    row = asked.padding_row
+    # In the dtype of the parameters, which mixed precision may have cast without it.
+    row = None if row is None else row.resolve_neg().to(cores[0].dtype)
+    return Table(chain, cores, asked.ids, asked.padding_idx, row)
+
+
+def _bags_of(asked: Asked) -> Table:
+    chain, cores = asked.made_of
+    weights = None if asked.weights is None else asked.weights.resolve_neg()
+    return Table(chain, cores, asked.ids, asked.padding_idx, None, asked.bounds, weights, asked.mode == "mean")

@@ -7,8 +7,7 @@ on is settled here.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
@@ -16,15 +15,16 @@ import torch
 from torch import Tensor
 
 from tensorbed.backends import native
-from tensorbed.backends.native.chains import TYPES, is_ready
-from tensorbed.dispatch import differentiable_once, is_plain, is_recorded
+from tensorbed.backends.native import TYPES, KernelTable
+from tensorbed.backends.native.chains import unready
+from tensorbed.dispatch import differentiable_once, full_precision, working_dtype
 
 if TYPE_CHECKING:
     from tensorbed import _native
 
 
 @dataclass(frozen=True)
-class Coded(ABC):
+class Coded(KernelTable):
     """A table whose rows are kept as codes.
 
     Shape:
@@ -67,9 +67,8 @@ class Coded(ABC):
         return (
             native.available
             and (dtype in TYPES or dtype == torch.float16)
-            and is_ready(self.floats, dtype)
             and self.codes.element_size() == 1
-            and all(is_ready(t, t.dtype) and t.is_contiguous() for t in self.tensors)
+            and all(unready((t,), t.dtype) is None and t.is_contiguous() for t in self.tensors)
             and self._fits()
         )
 
@@ -80,6 +79,12 @@ class Coded(ABC):
     @abstractmethod
     def handle(self) -> _native.Coded:
         """The same by addresses."""
+
+    def kernel_rows(self, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        if torch.is_grad_enabled() and self.floats.requires_grad:
+            rows: Tensor = _Rows.apply(self, index, self.floats)  # type: ignore[no-untyped-call]
+            return rows
+        return _made(self, index)
 
     @abstractmethod
     def gradient(self, index: Tensor, grad: Tensor) -> Tensor:  # (n,), (n, cols) -> like floats
@@ -140,7 +145,20 @@ class Product(Coded):
 
     Shape:
         - floats: ``(parts, words, cols / parts)``, the codebooks
+        - rotation: ``(cols, cols)``, what rows are multiplied by, or ``None``
     """
+
+    rotation: Tensor | None = None
+
+    def kernel_rows(self, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        rotation, floats = self.rotation, self.floats
+        if rotation is None:
+            return super().kernel_rows(index)
+        # Half precision in single, rounded once.
+        wide = working_dtype(floats, rotation)
+        with full_precision(index):
+            rows = replace(self, floats=floats.to(wide), rotation=None).kernel_rows(index)
+            return (rows @ rotation.to(wide)).to(torch.promote_types(floats.dtype, rotation.dtype))
 
     def handle(self) -> _native.Coded:
         assert native.module is not None
@@ -169,28 +187,6 @@ def _address(tensor: Tensor) -> int:
     if tensor.numel() and not tensor.untyped_storage().data_ptr():
         raise RuntimeError("a tensor of codes has no memory: its storage was freed, or is sharded elsewhere.")
     return tensor.data_ptr()
-
-
-def rows(of: Callable[[], Coded], index: Tensor, impl: str) -> Tensor | None:  # (n,) -> (n, cols)
-    """Rows by the kernels, differentiable in the floats; ``None`` where the plain path has to make them.
-
-    ``impl="native"`` is refused where only device or layout stand in its way.
-    """
-    if impl not in ("auto", "native") or not is_plain(index) or is_recorded() or index.numel() == 0:
-        return None
-    coded = of()
-    if not (index.is_cpu and coded.known()):
-        if impl == "native":
-            kinds = {f"{type(t).__name__} of {str(t.dtype)[6:]} on {t.device}" for t in (*coded.tensors, index)}
-            raise ValueError(
-                'impl="native" computes on the CPU, with plain contiguous tensors, got '
-                f'{", ".join(sorted(kinds))}; use impl="auto".'
-            )
-        return None
-    if torch.is_grad_enabled() and coded.floats.requires_grad:
-        made: Tensor = _Rows.apply(coded, index, coded.floats)  # type: ignore[no-untyped-call]
-        return made
-    return _made(coded, index)
 
 
 def _made(coded: Coded, index: Tensor) -> Tensor:
@@ -247,5 +243,5 @@ def scores(block: Coded, x: Tensor, out: Tensor) -> bool:
 
 
 def _can_score(coded: Coded, x: Tensor, out: Tensor) -> bool:
-    ready = all(is_ready(t, out.dtype) and t.is_contiguous() for t in (x, out))
+    ready = unready((x, out), out.dtype) is None and x.is_contiguous() and out.is_contiguous()
     return ready and out.dtype in (torch.float32, torch.float64) and coded.floats.dtype == out.dtype and coded.known()

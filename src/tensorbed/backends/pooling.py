@@ -2,56 +2,54 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tensorbed.checks import require_integer_indices
-from tensorbed.dispatch import is_exporting, is_traced, is_transformed
+from tensorbed.dispatch import Asked, World
 
 MODES = ("sum", "mean", "max")
 
 
-@dataclass(frozen=True)
-class Bags:
+class Bags(NamedTuple):
     """Which indices belong to which bag.
 
     Shape:
-        - index: ``(n,)``
-        - starts: ``(bags,)`` where each bag begins
-        - end: where the last one ends, ``n`` or a tensor ``()``
-        - per_sample_weights: ``(n,)`` or ``None``
+        - ids: ``(n,)``
+        - bounds: ``(bags + 1,)`` int64, where each bag begins and the last one ends
+        - weights: ``(n,)`` or ``None``
     """
 
-    index: Tensor
-    starts: Tensor
-    end: Tensor | int
-    per_sample_weights: Tensor | None
+    ids: Tensor
+    bounds: Tensor
+    weights: Tensor | None
 
     @classmethod
     def of(
         cls,
         index: Tensor,
         offsets: Tensor | None,
-        per_sample_weights: Tensor | None,
+        weights: Tensor | None,
         include_last_offset: bool,
+        world: World,
     ) -> Bags:
         """From the arguments of ``torch.nn.EmbeddingBag.forward``, checked."""
         require_integer_indices(index)
-        if per_sample_weights is not None and per_sample_weights.shape != index.shape:
+        if weights is not None and weights.shape != index.shape:
             raise ValueError(
-                f"per_sample_weights has shape {tuple(per_sample_weights.shape)}; one weight for each index of "
+                f"per_sample_weights has shape {tuple(weights.shape)}; one weight for each index of "
                 f"shape {tuple(index.shape)} is needed."
             )
-        weights = None if per_sample_weights is None else per_sample_weights.reshape(-1)
+        weights = None if weights is None else weights.reshape(-1)
         if index.dim() == 2:
             if offsets is not None:
                 raise ValueError("offsets go with 1-D indices; each row of 2-D indices is a bag: leave offsets=None.")
-            starts = torch.arange(index.shape[0], device=index.device) * index.shape[1]
-            return cls(index.reshape(-1), starts, index.numel(), weights)
+            bounds = torch.arange(index.shape[0] + 1, device=index.device) * index.shape[1]
+            return cls(index.reshape(-1), bounds, weights)
         if index.dim() != 1:
             raise ValueError(f"indices of shape {tuple(index.shape)}: give 1-D with offsets, or 2-D, one bag a row.")
         if offsets is None:
@@ -59,34 +57,30 @@ class Bags:
         require_integer_indices(offsets, "offsets")
         if offsets.dim() != 1:
             raise ValueError(f"offsets has shape {tuple(offsets.shape)}: give one number a bag.")
-        offsets = offsets.long()
-        if include_last_offset:
-            if offsets.shape[0] == 0:
-                raise ValueError("include_last_offset=True: offsets needs at least the end of the last bag.")
-            return cls(index, offsets[:-1], offsets[-1], weights)
-        return cls(index, offsets, index.shape[0], weights)
-
-    def bounds(self) -> Tensor:
-        """Where each bag begins, and where the last one ends: ``(bags + 1,)``."""
-        return torch.cat([self.starts, torch.as_tensor(self.end, device=self.starts.device).reshape(1)])
+        bounds = offsets.long()
+        if not include_last_offset:
+            bounds = torch.cat([bounds, bounds.new_full((1,), index.shape[0])])
+        elif offsets.shape[0] == 0:
+            raise ValueError("include_last_offset=True: offsets needs at least the end of the last bag.")
+        return cls(index, _checked_bounds(bounds, index.shape[0], world), weights)
 
     def without_rest(self) -> Bags:
         """Without indices beyond the end of the last bag, which torch's kernels would count into it."""
-        end = int(self.end) if self.starts.shape[0] else 0
-        if end == self.index.shape[0]:
+        end = int(self.bounds[-1]) if self.bounds.shape[0] > 1 else 0
+        if end == self.ids.shape[0]:
             return self
-        weights = None if self.per_sample_weights is None else self.per_sample_weights[:end]
-        return Bags(self.index[:end], self.starts, end, weights)
+        return Bags(self.ids[:end], self.bounds, None if self.weights is None else self.weights[:end])
 
-    def checked(self) -> Bags:
-        """The same bags, once their offsets begin at 0, do not fall and stay within the indices."""
-        if self.index.is_meta or is_exporting():
-            return self
-        if is_traced(self.index):
-            bounds = _check_bounds_op(self.bounds(), self.index.shape[0])
-            return Bags(self.index, bounds[:-1], bounds[-1], self.per_sample_weights)
-        _check_bounds(self.bounds(), self.index.shape[0])
-        return self
+
+def _checked_bounds(bounds: Tensor, indices: int, world: World) -> Tensor:
+    """The same bounds, once they begin at 0, do not fall and stay within the indices."""
+    if world is World.META or world is World.EXPORTED:
+        return bounds
+    if world is World.COMPILED or world is World.RECORDED:
+        checked: Tensor = _check_bounds_op(bounds, indices)
+        return checked
+    _check_bounds(bounds, indices)
+    return bounds
 
 
 def _check_bounds(bounds: Tensor, indices: int) -> None:
@@ -109,30 +103,40 @@ def _(bounds: Tensor, indices: int) -> Tensor:
     return torch.empty_like(bounds)
 
 
-def pool_rows(rows: Tensor, bags: Bags, mode: str, padding_idx: int | None) -> Tensor:  # (n, cols) -> (bags, cols)
+def with_padding(rows: Tensor, asked: Asked, index: Tensor | None = None) -> Tensor:  # (n, cols) -> (n, cols)
+    """The rows, and the padding row in the places of ``padding_idx``; of other indices where they were clamped."""
+    if asked.padding_idx is None:
+        return rows
+    index = asked.ids if index is None else index
+    padding = rows.new_zeros(()) if asked.padding_row is None else asked.padding_row.to(rows.dtype)
+    return torch.where(index.eq(asked.padding_idx)[:, None], padding, rows)
+
+
+def pool_rows(rows: Tensor, asked: Asked, index: Tensor) -> Tensor:  # (n, cols), (n,) -> (bags, cols)
     """One row for each index pooled in plain PyTorch: compiled, exported, twice differentiable."""
+    assert asked.bounds is not None
+    starts, end, weights = asked.bounds[:-1], asked.bounds[-1], asked.weights
     n, cols = rows.shape
-    count = bags.starts.shape[0]
+    count = starts.shape[0]
     if n == 0:
         # Sums of nothing keep what trains in the graph: it has a gradient, if an empty one.
-        weights = bags.per_sample_weights
         return rows.new_zeros(count, cols) + rows.sum() + (0 if weights is None else weights.sum())
     at = torch.arange(n, device=rows.device)
     marks = torch.zeros(n + 1, dtype=torch.int64, device=rows.device)
     # Bags that begin at or before a position, less one: empty bags begin where the next one does.
-    bag = marks.index_add(0, bags.starts, torch.ones_like(bags.starts)).cumsum(0)[:n] - 1
-    keep = at < bags.end
-    if padding_idx is not None:
-        keep = keep & (bags.index != padding_idx)
+    bag = marks.index_add(0, starts, torch.ones_like(starts)).cumsum(0)[:n] - 1
+    keep = at < end
+    if asked.padding_idx is not None:
+        keep = keep & (index != asked.padding_idx)
     # With no bag at all everything lies beyond the end; keep its entries harmless.
     bag = bag.clamp_min(0)
     # Half precisions count to 256 and sum no better: pool in single.
     dtype = rows.dtype
     rows = rows.float() if dtype.itemsize < 4 else rows
-    if bags.per_sample_weights is not None:
-        rows = rows * bags.per_sample_weights[:, None].to(rows.dtype)
+    if weights is not None:
+        rows = rows * weights[:, None].to(rows.dtype)
     sizes = torch.zeros(max(count, 1), dtype=rows.dtype, device=rows.device).index_add(0, bag, keep.to(rows.dtype))
-    if mode == "max":
+    if asked.mode == "max":
         low = rows.masked_fill(~keep[:, None], -torch.inf)
         empty = rows.new_full((max(count, 1), cols), -torch.inf)
         pooled = empty.scatter_reduce(0, bag[:, None].expand(n, cols), low, "amax")
@@ -140,21 +144,31 @@ def pool_rows(rows: Tensor, bags: Bags, mode: str, padding_idx: int | None) -> T
     else:
         zeros = rows.new_zeros(max(count, 1), cols)
         pooled = zeros.index_add(0, bag, rows.masked_fill(~keep[:, None], 0.0))
-        if mode == "mean":
+        if asked.mode == "mean":
             pooled = pooled / sizes.clamp_min(1)[:, None]
     return pooled[:count].to(dtype)
 
 
-def pool_unique(rows: Tensor, inverse: Tensor, bags: Bags, mode: str, padding: int | None) -> Tensor:
-    """Unique rows ``(u, cols)`` as a small table for torch's own bag kernels: no row is written once an index."""
+def pool_unique(rows_of: Callable[[Tensor], Tensor], asked: Asked) -> Tensor:  # -> (bags, cols)
+    """Each row once, as a small table for torch's own bag kernels: no row is written once an index.
+
+    Args:
+        rows_of: ``(u,)`` different indices to their rows ``(u, cols)``.
+    """
+    unique, inverse, times = torch.unique(asked.ids, return_inverse=True, return_counts=True)
+    rows = rows_of(unique)
     # torch's kernels add up the gradients of half precisions in half precision: pool in single.
     wide = rows.float() if rows.dtype.itemsize < 4 else rows
-    weights = bags.per_sample_weights
+    wide = scale_gradient(wide, times, World.EAGER) if asked.by_frequency else wide
+    padding, weights = None, asked.weights
+    if asked.padding_idx is not None:
+        at = (unique == asked.padding_idx).nonzero()
+        padding = int(at[0]) if at.numel() else None
     pooled = F.embedding_bag(
         inverse,
         wide,
-        bags.bounds(),
-        mode=mode,
+        asked.bounds,
+        mode=asked.mode,
         per_sample_weights=None if weights is None else weights.to(wide.dtype),
         include_last_offset=True,
         padding_idx=padding,
@@ -162,22 +176,24 @@ def pool_unique(rows: Tensor, inverse: Tensor, bags: Bags, mode: str, padding: i
     return pooled.to(rows.dtype)
 
 
-def scale_by_frequency(rows: Tensor, index: Tensor) -> Tensor:  # (*, cols), (*) -> (*, cols)
+def scale_by_frequency(rows: Tensor, index: Tensor, world: World) -> Tensor:  # (*, cols), (*) -> (*, cols)
     """The rows unchanged; on the way back each gradient divided by how often its index occurs."""
-    if is_exporting() or not torch.is_grad_enabled():
+    if world is World.EXPORTED or not torch.is_grad_enabled():
         return rows
     ordered = index.reshape(-1).sort().values
     flat = index.reshape(-1)
     times = torch.searchsorted(ordered, flat, right=True) - torch.searchsorted(ordered, flat)
-    return scale_gradient(rows, times.reshape(index.shape))
+    return scale_gradient(rows, times.reshape(index.shape), world)
 
 
-def scale_gradient(rows: Tensor, times: Tensor) -> Tensor:  # (*, cols), (*) -> (*, cols)
+def scale_gradient(rows: Tensor, times: Tensor, world: World) -> Tensor:  # (*, cols), (*) -> (*, cols)
     """The rows unchanged; on the way back each gradient divided by ``times``."""
     # Half precision cannot count far.
     wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
     scale = times.to(wide).reciprocal()[..., None]
-    function = _TransformedScaleGradient if is_transformed() else _ScaleGradient
+    # What follows tangents and vmap is a class of its own, because torch.compile takes none that says how.
+    transformed = world is World.TRANSFORMED or world is World.RECORDED
+    function = _TransformedScaleGradient if transformed else _ScaleGradient
     scaled: Tensor = function.apply(rows, scale)  # type: ignore[no-untyped-call]
     return scaled
 
@@ -198,10 +214,7 @@ class _ScaleGradient(torch.autograd.Function):
 
 
 class _TransformedScaleGradient(_ScaleGradient):
-    """The same for ``vmap`` and for forward mode, whose tangents are not scaled, as torch's are not.
-
-    A class of its own, because ``torch.compile`` takes no function that says how its tangents go.
-    """
+    """The same for ``vmap`` and for forward mode, whose tangents are not scaled, as torch's are not."""
 
     generate_vmap_rule = True
 
