@@ -4,7 +4,15 @@ import pytest
 from samples import SAMPLES
 
 from tensorbed.structures import registered
-from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, HeadLimits, StructureLaws, TracingLaws
+from tensorbed.testing import (
+    BagParity,
+    EmbeddingParity,
+    HeadLaws,
+    HeadLimits,
+    HeadTracing,
+    StructureLaws,
+    TracingLaws,
+)
 
 
 class TestLaws(StructureLaws):
@@ -23,8 +31,15 @@ class TestHead(HeadLaws, HeadLimits):
     samples = TestLaws.samples
 
 
-class TestTracing(TracingLaws):
-    samples = TestLaws.samples
+class TestTracing(TracingLaws, HeadTracing):
+    # One whose rows are operators of our own, and one of PyTorch's alone, first.
+    samples = (SAMPLES["tensor_train"][0], SAMPLES["dense"][0], *TestLaws.samples)
+    by_inductor = ("tensor_train", "dense")
+
+
+@pytest.mark.slow
+class TestInductor(TracingLaws, HeadTracing):
+    samples = tuple(s for s in TestLaws.samples if s.structure.kind not in TestTracing.by_inductor)
 
 
 def test_every_structure_has_samples():
@@ -44,7 +59,7 @@ def test_every_structure_has_a_sample_small_enough_for_the_memory_law(kind):
 
 
 def test_no_law_hides_another():
-    laws = (StructureLaws, EmbeddingParity, BagParity, HeadLaws, HeadLimits, TracingLaws)
+    laws = (StructureLaws, EmbeddingParity, BagParity, HeadLaws, HeadLimits, HeadTracing, TracingLaws)
     names = [n for c in laws for n in vars(c) if n.startswith("test")]
     assert len(set(names)) == len(names)
 
