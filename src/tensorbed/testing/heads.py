@@ -59,20 +59,20 @@ def make_head(sample: Sample, bias: bool = True, dtype: torch.dtype = torch.floa
     if sample.structure.can_initialise:
         torch.manual_seed(0)
         head = Head(sample.cols, sample.rows, sample.format, bias, std=1.0, dtype=torch.float64, **options)
+        if head.bias is not None:
+            with torch.no_grad():
+                head.bias.copy_(Draw(sample, seed=0).normal(sample.rows))
     else:
         head = copy.deepcopy(_fitted_head(sample, bias, tuple(options.items())))
-    if head.bias is not None:
-        with torch.no_grad():
-            head.bias.copy_(Draw(sample, seed=1).normal(sample.rows))
     return head.to(dtype)
 
 
 @cache
 def _fitted_head(sample: Sample, bias: bool, options: tuple[tuple[str, Any], ...]) -> Head:
     draw = Draw(sample, seed=0)
-    table, zeros = draw.normal(sample.rows, sample.cols), torch.zeros(sample.rows, dtype=torch.float64)
+    table, drawn = draw.normal(sample.rows, sample.cols), draw.normal(sample.rows)
     freeze = not draw.differentiable
-    return Head.from_pretrained(table, sample.format, freeze, bias=zeros if bias else None, **dict(options))
+    return Head.from_pretrained(table, sample.format, freeze, bias=drawn if bias else None, **dict(options))
 
 
 def dense_loss(head: Head, h: Tensor, target: Tensor, **terms: Any) -> Tensor:

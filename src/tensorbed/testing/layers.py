@@ -39,7 +39,7 @@ def _made(sample: Sample, kind: type[Any] = Embedding, **options: Any) -> Any:
     torch.manual_seed(0)
     if sample.structure.can_initialise:
         return kind(sample.rows, sample.cols, sample.format, std=1.0, dtype=torch.float64, **options)
-    return copy.deepcopy(_fitted(sample, kind, tuple(options.items())))
+    return copy.deepcopy(_fitted(sample, kind, tuple(options.items())))  # type: ignore[arg-type]
 
 
 @cache

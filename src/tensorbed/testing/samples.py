@@ -57,15 +57,13 @@ class Conformance:
         with_impl = "impl" in metafunc.fixturenames
         cases: list[tuple[Any, ...]] = []
         for group in _by_kind(samples):
-            for turn, impl in enumerate(backends(group[0].structure) if with_impl else [None]):
+            impls: list[Any] = [(impl,) for impl in backends(group[0].structure)] if with_impl else [()]
+            for turn, impl in enumerate(impls):
                 for k in range(max(len(group), len(values))):
                     sample, value = group[(k + turn) % len(group)], values[k % len(values)]
-                    cases.append((sample, *([impl] if with_impl else []), *value))
-        metafunc.parametrize(
-            ("sample", *(["impl"] if with_impl else []), *names),
-            cases,
-            ids=["-".join(map(str, case)) for case in cases],
-        )
+                    cases.append((sample, *impl, *value))
+        arguments = ("sample", *(("impl",) if with_impl else ()), *names)
+        metafunc.parametrize(arguments, cases, ids=["-".join(map(str, case)) for case in cases])
 
     @pytest.fixture
     def draw(self, sample: Sample) -> Draw:
