@@ -101,8 +101,8 @@ def test_inspecting_a_file(tmp_path):
     pair = tensorbed.embedding_and_head(3000, 16, tensorbed.LowRank(rank=4), tied=True)
     path = tmp_path / "pair.safetensors"
     tensorbed.save(torch.nn.ModuleDict({"words": pair.embedding, "head": pair.head}), path)
-    result = invoke("inspect", str(path))
-    assert result.returncode == 0
+    result = CliRunner().invoke(app, ["inspect", str(path)])
+    assert result.exit_code == 0
     assert "Head (tied)" in result.stdout
     assert "3,000 x 16, rank=4" in result.stdout
     found = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).stdout)

@@ -3,6 +3,7 @@
 import pytest
 from samples import SAMPLES
 
+from tensorbed.backends import native
 from tensorbed.structures import registered
 from tensorbed.testing import (
     BagParity,
@@ -32,14 +33,14 @@ class TestHead(HeadLaws, HeadLimits):
 
 
 class TestTracing(TracingLaws, HeadTracing):
-    # One whose rows are operators of our own, and one of PyTorch's alone, first.
-    samples = (SAMPLES["tensor_train"][0], SAMPLES["dense"][0], *TestLaws.samples)
-    by_inductor = ("tensor_train", "dense")
+    # The one whose rows, bags and scores are operators of our own first.
+    samples = (SAMPLES["tensor_train"][0], *TestLaws.samples)
+    by_inductor = ("tensor_train",) if native.available else ()
 
 
 @pytest.mark.slow
 class TestInductor(TracingLaws, HeadTracing):
-    samples = tuple(s for s in TestLaws.samples if s.structure.kind not in TestTracing.by_inductor)
+    samples = tuple(s for s in TestLaws.samples if s.structure.kind != "tensor_train")
 
 
 def test_every_structure_has_samples():
