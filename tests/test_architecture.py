@@ -13,7 +13,16 @@ from tensorbed.structures import register, registered
 from tensorbed.structures import registry as registry_module
 from tensorbed.structures.formats import Budget
 from tensorbed.structures.registry import formats, read
-from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, HeadLimits, Sample, StructureLaws, TracingLaws
+from tensorbed.testing import (
+    BagParity,
+    EmbeddingParity,
+    HeadLaws,
+    HeadLimits,
+    HeadTracing,
+    Sample,
+    StructureLaws,
+    TracingLaws,
+)
 
 SOURCE = Path(tensorbed.__file__).parent
 # From the bottom up: a room may import from those before it, never from those after.
@@ -127,7 +136,10 @@ def test_files_have_one_subject():
         assert len(file.read_text().splitlines()) <= 400, file
 
 
-class TestSomeoneElsesStructure(StructureLaws, EmbeddingParity, BagParity, HeadLaws, HeadLimits, TracingLaws):
+class TestSomeoneElsesStructure(
+    StructureLaws, EmbeddingParity, BagParity, HeadLaws, HeadLimits, HeadTracing, TracingLaws
+):
+    by_inductor = ()
     samples = (Sample(Scaled(), 300, 5), Sample(Scaled(), 12, 1), Sample(Coded(), 700, 60))
 
 

@@ -101,11 +101,11 @@ def test_inspecting_a_file(tmp_path):
     pair = tensorbed.embedding_and_head(3000, 16, tensorbed.LowRank(rank=4), tied=True)
     path = tmp_path / "pair.safetensors"
     tensorbed.save(torch.nn.ModuleDict({"words": pair.embedding, "head": pair.head}), path)
-    result = invoke("inspect", str(path))
-    assert result.returncode == 0
+    result = CliRunner().invoke(app, ["inspect", str(path)])
+    assert result.exit_code == 0
     assert "Head (tied)" in result.stdout
     assert "3,000 x 16, rank=4" in result.stdout
-    found = json.loads(invoke("inspect", str(path), "--json").stdout)
+    found = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).stdout)
     words, head = found["layers"]
     assert words["spectrum"] == head["spectrum"]
     assert sum(value > 1e-6 for value in words["spectrum"]) == 4
@@ -128,7 +128,8 @@ def test_inspecting_a_file_that_others_wrote(tmp_path):
     assert "words.weight could be QuantizedRows(bits=8)" in result.stdout
     assert "note: 4 other tensors do not look like tables by name and shape" in result.stdout
     assert "tensorbed plan" not in result.stdout
-    found = {one["name"]: one for one in json.loads(invoke("inspect", str(path), "--json").stdout)["layers"]}
+    layers = json.loads(CliRunner().invoke(app, ["inspect", str(path), "--json"]).stdout)["layers"]
+    found = {layer["name"]: layer for layer in layers}
     assert set(found) == {"words.weight", "position_embeddings"}
     words = found["words.weight"]
     assert (words["layer"], words["kind"], words["numbers"], words["bytes"]) == ("tensor", "dense", 48_000, 192_000)
@@ -204,10 +205,17 @@ def test_errors_of_torch_are_told_in_a_line(monkeypatch):
     ],
 )
 def test_wrong_usage_is_told_on_standard_error(arguments, code, said):
-    result = invoke(*arguments)
-    assert result.returncode == code
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == code
     assert result.stdout == ""
     assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_a_process_ends_with_the_code_of_wrong_usage():
+    result = invoke("plan", "12x3")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "give a --ratio or a --budget" in result.stderr
     assert len(result.stderr.splitlines()) == 1
 
 

@@ -20,8 +20,8 @@ def python(code, **options):
 
 def test_interrupted_by_ctrl_c():
     code = (
-        "import signal, sys; from tensorbed import cli; from tensorbed.__main__ import main\n"
-        "cli.look_into = lambda what: signal.raise_signal(signal.SIGINT)\n"
+        "import signal, sys; from tensorbed.cli import commands; from tensorbed.__main__ import main\n"
+        "commands.look_into = lambda what: signal.raise_signal(signal.SIGINT)\n"
         "sys.argv = ['tensorbed', 'inspect', 'x']; main()"
     )
     result = python(code, stdout=subprocess.PIPE)
@@ -33,7 +33,7 @@ def test_interrupted_while_torch_is_imported():
     code = (
         "import builtins, signal; from tensorbed.__main__ import main; own = builtins.__import__\n"
         "def interrupted(name, *args):\n"
-        "    if name == 'tensorbed.cli': signal.raise_signal(signal.SIGINT)\n"
+        "    if name == 'tensorbed.cli.commands': signal.raise_signal(signal.SIGINT)\n"
         "    return own(name, *args)\n"
         "builtins.__import__ = interrupted; main()"
     )

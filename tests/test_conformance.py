@@ -3,8 +3,17 @@
 import pytest
 from samples import SAMPLES
 
+from tensorbed.backends import native
 from tensorbed.structures import registered
-from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, HeadLimits, StructureLaws, TracingLaws
+from tensorbed.testing import (
+    BagParity,
+    EmbeddingParity,
+    HeadLaws,
+    HeadLimits,
+    HeadTracing,
+    StructureLaws,
+    TracingLaws,
+)
 
 
 class TestLaws(StructureLaws):
@@ -23,8 +32,15 @@ class TestHead(HeadLaws, HeadLimits):
     samples = TestLaws.samples
 
 
-class TestTracing(TracingLaws):
-    samples = TestLaws.samples
+class TestTracing(TracingLaws, HeadTracing):
+    # The one whose rows, bags and scores are operators of our own first.
+    samples = (SAMPLES["tensor_train"][0], *TestLaws.samples)
+    by_inductor = ("tensor_train",) if native.available else ()
+
+
+@pytest.mark.slow
+class TestInductor(TracingLaws, HeadTracing):
+    samples = tuple(s for s in TestLaws.samples if s.structure.kind != "tensor_train")
 
 
 def test_every_structure_has_samples():
@@ -44,7 +60,7 @@ def test_every_structure_has_a_sample_small_enough_for_the_memory_law(kind):
 
 
 def test_no_law_hides_another():
-    laws = (StructureLaws, EmbeddingParity, BagParity, HeadLaws, HeadLimits, TracingLaws)
+    laws = (StructureLaws, EmbeddingParity, BagParity, HeadLaws, HeadLimits, HeadTracing, TracingLaws)
     names = [n for c in laws for n in vars(c) if n.startswith("test")]
     assert len(set(names)) == len(names)
 

@@ -14,6 +14,8 @@ from tensorbed.backends.torch import shared_rows as shared
 from tensorbed.structures import Explanation
 from tensorbed.testing import largest_allocation
 
+pytestmark = pytest.mark.without_kernels
+
 SHAPE = ((4, 5, 6), (2, 3, 4))
 
 

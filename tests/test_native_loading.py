@@ -77,14 +77,17 @@ def test_what_the_extension_itself_misses_is_said(monkeypatch, tmp_path):
 def test_the_build_that_is_named_is_the_one_in_use(monkeypatch, tmp_path, named):
     built = shutil.copy(native.module.__file__, tmp_path)
     monkeypatch.setenv("TENSORBED_NATIVE_PATH", built if named == "file" else str(tmp_path))
-    code = "from tensorbed import native, _native; print(native.available, native.module is _native, _native.__file__)"
+    code = (
+        "from tensorbed import _native; from tensorbed.backends import native;"
+        "print(native.available, native.module is _native, _native.__file__)"
+    )
     assert python(code) == ["True", "True", built]
 
 
 def test_the_library_works_without_kernels(monkeypatch):
     monkeypatch.setenv("TENSORBED_NATIVE", "0")
     code = (
-        "import torch, tensorbed as tb; from tensorbed import native;"
+        "import torch, tensorbed as tb; from tensorbed.backends import native;"
         "layer = tb.TTEmbedding(60, 8, rank=2); rows = layer(torch.arange(60)); rows.sum().backward();"
         "print(native.available, tuple(rows.shape) == (60, 8))"
     )

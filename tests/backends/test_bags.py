@@ -23,9 +23,9 @@ def cores():
     return [torch.randn(s, generator=generator, dtype=torch.float64).requires_grad_() for s in shapes]
 
 
-@pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("mean", [False, True])
-@pytest.mark.parametrize("skip", [-1, 7])
+@pytest.mark.parametrize(
+    ("weighted", "mean", "skip"), [(False, False, -1), (False, True, 7), (True, False, 7), (True, True, -1)]
+)
 def test_operators_pass_opcheck(weighted, mean, skip):
     weights = torch.randn(7, dtype=torch.float64, requires_grad=True) if weighted else None
     torch.library.opcheck(chain_op, (INDEX, cores(), CHAIN.packed(), "native", BOUNDS, weights, mean, skip))

@@ -118,8 +118,16 @@ def test_names_in_a_card_do_not_end_its_quotes():
     assert "It was made of `some/'name'\\x1b`." in note
 
 
+# Each in a process that imports transformers, which takes seconds: a model with a tied head, and one of two parts.
 @pytest.mark.parametrize(
-    ("name", "tied"), [("llama", True), ("llama", False), ("t5", True), ("bert", True), ("gpt2", True)]
+    ("name", "tied"),
+    [
+        ("llama", True),
+        ("t5", True),
+        pytest.param("llama", False, marks=pytest.mark.slow),
+        pytest.param("bert", True, marks=pytest.mark.slow),
+        pytest.param("gpt2", True, marks=pytest.mark.slow),
+    ],
 )
 def test_without_the_import_transformers_says_which_is_missing(tmp_path, name, tied):
     model = compressed(name, "quantized_rows", tied=tied)

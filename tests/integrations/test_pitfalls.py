@@ -135,8 +135,7 @@ def test_assigned_states_are_tied_again():
 
 
 @pytest.mark.parametrize("format", QUANTISED)
-@pytest.mark.parametrize("tied", [True, False])
-@pytest.mark.parametrize("rows", [ROWS + 37, ROWS - 20])
+@pytest.mark.parametrize(("tied", "rows"), [(True, ROWS + 37), (False, ROWS - 20)])
 def test_resize(format, tied, rows, tmp_path):
     model = compressed("llama", format, tied)
     index = ids(ROWS - 20)
@@ -180,8 +179,9 @@ def test_dequantize(name, tmp_path):
     restored.resize_token_embeddings(ROWS + 5)
 
 
-@pytest.mark.parametrize("format", QUANTISED)
-@pytest.mark.parametrize("buffers", [True, False])
+@pytest.mark.parametrize(
+    ("format", "buffers"), [("tensor_train", True), ("product_quantized", False), ("quantized_rows", True)]
+)
 def test_disk_offload(format, buffers, tmp_path):
     model = compressed("llama", format)
     model.save_pretrained(tmp_path / "model")
@@ -277,8 +277,7 @@ def test_a_config_alone_makes_a_dense_model(tmp_path):
     assert type(model.lm_head) is torch.nn.Linear
 
 
-@pytest.mark.parametrize("name", ["llama", "bart", "bert"])
-@pytest.mark.parametrize("format", QUANTISED)
+@pytest.mark.parametrize(("name", "format"), zip(["llama", "bart", "bert"], QUANTISED, strict=True))
 def test_files_of_our_own(name, format, tmp_path):
     model = compressed(name, format)
     tb.save(model, tmp_path / "model.safetensors")

@@ -2,6 +2,7 @@
 
 from contextlib import contextmanager
 
+import pytest
 import torch
 
 from tensorbed.backends import native
@@ -38,6 +39,16 @@ def isas():
     if native.module is None:
         return []
     return list(native.module.isas[: native.module.isas.index(native.module.isa) + 1])
+
+
+def every_isa_with(names, cases, dtypes):
+    """Every case on every instruction set, with the dtypes in turn: each dtype occurs on each set."""
+    given = [
+        pytest.param(isa, dtypes[(turn + k) % len(dtypes)], *case, id=f"{isa}-{name}")
+        for turn, isa in enumerate(isas())
+        for k, (name, case) in enumerate(cases.items())
+    ]
+    return pytest.mark.parametrize(("isa", "dtype", *names), given)
 
 
 @contextmanager

@@ -28,7 +28,7 @@ def test_the_instruction_set_in_use_is_one_that_was_compiled():
 def test_the_threads_are_torchs():
     """Two OpenMP runtimes in one process would be two pools of threads for the same cores."""
     # In a process of its own, where no other test has imported anything.
-    code = "from tensorbed import native; print(open('/proc/self/maps').read())"
+    code = "from tensorbed.backends import native; print(open('/proc/self/maps').read())"
     maps = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert Path(_native.__file__).name in maps
     assert len(set(re.findall(r"/\S*/lib(?:g|i)?omp\S*", maps))) <= 1

@@ -12,7 +12,18 @@ from tensorbed.testing import assert_near
 if not native.available:
     pytest.skip(f"no compiled kernels: {native.reason}", allow_module_level=True)
 
-from kernel_calls import CHAINS, by_kernels, draw_cores, draw_grad, draw_ids, exact, isas, kernels_of, on_threads
+from kernel_calls import (
+    CHAINS,
+    by_kernels,
+    draw_cores,
+    draw_grad,
+    draw_ids,
+    every_isa_with,
+    exact,
+    isas,
+    kernels_of,
+    on_threads,
+)
 
 from tensorbed.backends.native import chains as compiled
 
@@ -35,9 +46,11 @@ def called(tables, grad, keep):
         return [call.forward(tensors, keep=keep), *call.backward(tensors, grad)]
 
 
-@every_isa
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("chain", [*CHAINS.values(), UNKEPT], ids=[*CHAINS, "unkept"])
+@every_isa_with(
+    ["chain"],
+    {name: (chain,) for name, chain in {**CHAINS, "unkept": UNKEPT}.items()},
+    [torch.float32, torch.float64, torch.bfloat16],
+)
 def test_gradients_are_the_same_with_and_without_a_tape(isa, dtype, chain):
     cores, ids = draw_cores(chain, dtype), ONE_OF_EACH if chain is UNKEPT else draw_ids(chain, 200)
     tables = [Table(chain, cores, ids)]

@@ -16,7 +16,17 @@ from tensorbed.testing import assert_near
 if not native.available:
     pytest.skip(f"no compiled kernels: {native.reason}", allow_module_level=True)
 
-from kernel_calls import CHAINS, by_kernels, draw_cores, draw_grad, draw_ids, isas, kernels_of, on_threads
+from kernel_calls import (
+    CHAINS,
+    by_kernels,
+    draw_cores,
+    draw_grad,
+    draw_ids,
+    every_isa_with,
+    isas,
+    kernels_of,
+    on_threads,
+)
 
 from tensorbed import _native
 
@@ -24,7 +34,7 @@ if not _native.openmp:
     pytest.skip("compiled without OpenMP", allow_module_level=True)
 
 every_isa = pytest.mark.parametrize("isa", isas())
-every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+DTYPES = [torch.float32, torch.float64, torch.bfloat16]
 
 # Enough ids that handing them on alone is worth several threads, for every chain of more than a few columns.
 MANY = 3_000
@@ -51,9 +61,7 @@ def assert_same_on_any_number_of_threads(isa, module, call):
             assert_near(one, other)
 
 
-@every_isa
-@every_dtype
-@pytest.mark.parametrize("chain", LARGE.values(), ids=LARGE.keys())
+@every_isa_with(["chain"], {name: (chain,) for name, chain in LARGE.items()}, DTYPES)
 def test_rows_are_the_same_on_any_number_of_threads(isa, dtype, chain):
     cores, ids = draw_cores(chain, dtype), draw_ids(chain, MANY)
     found = []
@@ -134,10 +142,10 @@ def bags_of(layer, *, seed=3, count=300, most=40):
 FORMATS = {"train": tb.TensorTrain(rank=9), "ring": tb.TensorRing(rank=3), "low rank": tb.LowRank(rank=5)}
 
 
-@every_isa
-@every_dtype
-@pytest.mark.parametrize("mode", ["sum", "mean", "weighted"])
-@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS.keys())
+USES = {f"{name}-{mode}": (mode, format) for mode in ("sum", "mean", "weighted") for name, format in FORMATS.items()}
+
+
+@every_isa_with(["mode", "format"], USES, DTYPES)
 def test_bags_are_the_same_on_any_number_of_threads(isa, dtype, mode, format):
     torch.manual_seed(0)
     layer = tb.EmbeddingBag(

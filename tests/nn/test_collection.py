@@ -60,6 +60,7 @@ def gradients(collection, out, seed=3):
     return torch.autograd.grad(out, list(collection.parameters()), weights)
 
 
+@pytest.mark.without_kernels
 def test_ids_give_each_table_s_rows_and_gradients():
     collection, ids = mixed(), drawn_ids(9)
     values, split = collection(ids)
@@ -72,6 +73,7 @@ def test_ids_give_each_table_s_rows_and_gradients():
         assert_near(made, wanted)
 
 
+@pytest.mark.without_kernels
 @pytest.mark.parametrize("impl", ["auto", "reference"])
 def test_bags_agree_with_torch_in_values_and_gradients(impl):
     collection, bags = mixed(impl=impl), drawn_bags(6)
@@ -93,6 +95,7 @@ def test_bags_agree_with_torch_in_values_and_gradients(impl):
         assert_near(one, other)
 
 
+@pytest.mark.without_kernels
 def test_ways_to_give_ids_agree():
     collection, ids = mixed(), drawn_ids(5)
     expected = collection(ids).values
@@ -111,6 +114,7 @@ def test_the_split_is_views_of_the_values():
     assert all(part.untyped_storage().data_ptr() == values.untyped_storage().data_ptr() for part in split.values())
 
 
+@pytest.mark.without_kernels
 def test_weights_and_last_offsets_are_each_layer_s_own():
     torch.manual_seed(0)
     collection = tb.EmbeddingBagCollection(
@@ -133,6 +137,7 @@ def test_weights_and_last_offsets_are_each_layer_s_own():
     assert torch.equal(collection(squares).split["b"], collection.tables["b"](*squares["b"]))
 
 
+@pytest.mark.without_kernels
 def test_gradients_are_scaled_by_frequency_within_a_table():
     collection, bags = mixed(), drawn_bags(6)
     layer = tb.TTEmbeddingBag(50, 8, 3, mode="sum", scale_grad_by_freq=True, dtype=torch.float64)
@@ -141,6 +146,7 @@ def test_gradients_are_scaled_by_frequency_within_a_table():
     assert_near(made[0], torch.autograd.grad(layer(*bags["C1"]).sum(), layer.core_0)[0])
 
 
+@pytest.mark.without_kernels
 def test_two_names_may_share_a_layer():
     torch.manual_seed(0)
     shared = tb.TTEmbeddingBag(1000, 8, 4, mode="sum")
@@ -298,6 +304,7 @@ def changed(name, value):
 IDS = torch.zeros(3, dtype=torch.int64)
 
 
+@pytest.mark.without_kernels
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
@@ -328,6 +335,7 @@ def test_bad_inputs_are_refused_before_anything_is_computed(given, error, messag
         collection(given)
 
 
+@pytest.mark.without_kernels
 def test_all_work_is_handed_over_at_once(monkeypatch):
     """One call computes everything, given what is asked of every table: where one kernel call can take over."""
     seen = []
@@ -358,6 +366,7 @@ def test_of_many_names_some_are_shown():
 # The worlds a layer lives in
 
 
+@pytest.mark.without_kernels
 def test_empty_batches():
     collection = mixed()
     values, split = collection(drawn_ids(0))
@@ -377,6 +386,7 @@ def test_meta_device():
     assert out.values.shape == (6, 32)
 
 
+@pytest.mark.without_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_autocast_keeps_the_parameters_dtype(dtype):
     collection, ids = mixed(dtype=dtype), drawn_ids(4)
@@ -409,6 +419,7 @@ def test_transforms():
         torch.func.vmap(lambda x: collection(x).values)({**by_name, "C2": torch.full((2, 4, 1), 1007)})
 
 
+@pytest.mark.without_kernels
 def test_compiled():
     torch.compiler.reset()
     collection = mixed(dtype=torch.float32)

@@ -1,10 +1,12 @@
 """Gradients divided by counts that half precision cannot hold."""
 
+import pytest
 import torch
 
 import tensorbed as tb
 
 
+@pytest.mark.without_kernels
 def test_half_precision_sums_are_divided_before_they_are_rounded():
     for impl in ("auto", "reference"):
         torch.manual_seed(0)

@@ -11,6 +11,8 @@ import tensorbed as tb
 from tensorbed.testing import assert_near
 from tensorbed.vocabulary.tiling import GROUPS, ONCE, TWICE, Task, choose, considered
 
+pytestmark = pytest.mark.without_kernels
+
 SHAPE = ((4, 5, 6), (2, 3, 4))
 LEARNT = torch.ones(101, requires_grad=True)
 

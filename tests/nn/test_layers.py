@@ -183,6 +183,7 @@ def test_repr_reads_well():
     assert repr(tb.Embedding(10, 4, tb.Dense())) == "Embedding(10, 4, dense, parameters=40, ratio=1)"
 
 
+@pytest.mark.without_kernels
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -206,6 +207,7 @@ def test_bad_bags(arguments, error, message):
             layer(*arguments)
 
 
+@pytest.mark.without_kernels
 def test_bad_bag_weights_and_modes():
     index, offsets = torch.zeros(3, dtype=torch.int64), torch.tensor([0])
     with pytest.raises(ValueError, match='per_sample_weights needs mode="sum"'):

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 
 import tensorbed as tb
 
+pytestmark = pytest.mark.without_kernels
+
 FORMATS = [tb.TensorTrain(rank=3), tb.LowRank(rank=2), tb.Dense()]
 
 

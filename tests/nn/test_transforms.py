@@ -76,10 +76,14 @@ PROGRAMS = {
 }
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-@pytest.mark.parametrize(("use", "options"), USES, ids=str)
-@pytest.mark.parametrize("format", FORMATS, ids=repr)
-def test_transformed_layers_are_their_dense_twins(format, use, options, program):
+# Every program of every use, with the formats in turn: each format occurs with each program and with each use.
+CASES = [(program, *use) for use in USES for program in PROGRAMS]
+
+
+@pytest.mark.parametrize(
+    ("program", "use", "options", "format"), [(*case, FORMATS[k % 3]) for k, case in enumerate(CASES)], ids=str
+)
+def test_transformed_layers_are_their_dense_twins(program, use, options, format):
     case = Case(format, use, options)
     run = PROGRAMS[program]
     torch.testing.assert_close(run(case.layered, case), run(case.dense, case))

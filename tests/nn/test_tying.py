@@ -20,10 +20,11 @@ from tensorbed.testing import Draw, Sample, assert_near
 PADDING = 4
 
 
-# Of every structure two shapes far apart; the later laws, of bookkeeping and not of numbers, take one.
+# Of every structure two shapes far apart for gradients; other laws take one, and those of moves one of each storage.
 SAMPLED = [*(sample for group in SAMPLES.values() for sample in group[::3][:2]), Sample(Coded(), 97, 12)]
 ONE_EACH = [*(group[0] for group in SAMPLES.values()), Sample(Coded(), 97, 12)]
 DRAWN = [sample for sample in ONE_EACH if sample.structure.can_initialise]
+STORED = [SAMPLES["tensor_train"][0], SAMPLES["quantized_rows"][0], ONE_EACH[-1]]
 each_sample = pytest.mark.parametrize("sample", SAMPLED, ids=str)
 one_of_each = pytest.mark.parametrize("sample", ONE_EACH, ids=str)
 # A model is moved and loaded in the order its parts were registered in, which is the user's.
@@ -102,7 +103,8 @@ def gradients(loss, tensors):
     return torch.autograd.grad(loss, tensors, retain_graph=True)
 
 
-@each_sample
+@pytest.mark.without_kernels
+@one_of_each
 @pytest.mark.parametrize("options", [{}, {"padding_idx": PADDING}], ids=["plain", "padding"])
 def test_scores_are_products_with_the_embedding_s_rows(sample, options):
     model, draw = pair(sample, **options), Draw(sample, seed=1)
@@ -114,6 +116,7 @@ def test_scores_are_products_with_the_embedding_s_rows(sample, options):
     assert torch.equal(model["head"].weight, model["embedding"].weight)
 
 
+@pytest.mark.without_kernels
 @each_sample
 @pytest.mark.parametrize("options", [{}, {"padding_idx": PADDING}], ids=["plain", "padding"])
 @pytest.mark.parametrize("through", ["loss", "each_loss", "logits"])
@@ -151,7 +154,7 @@ def joined(tensors):
     return torch.cat([tensor.flatten() for tensor in tensors])
 
 
-@each_sample
+@one_of_each
 def test_gradients_flow_from_both_uses(sample):
     model, draw = pair(sample), Draw(sample, seed=3)
     embedding, head = model["embedding"], model["head"]
@@ -166,7 +169,7 @@ def test_gradients_flow_from_both_uses(sample):
     assert_near(joined(both), joined(by_head) + joined(by_embedding), units=256)
 
 
-@each_sample
+@one_of_each
 def test_the_padding_row_is_shared_and_constant(sample):
     model, draw = pair(sample, padding_idx=PADDING), Draw(sample, seed=4)
     embedding, head = model["embedding"], model["head"]
@@ -183,7 +186,7 @@ def test_the_padding_row_is_shared_and_constant(sample):
     assert_near(head(h)[:, PADDING], 2 * h.sum(1))
 
 
-@each_sample
+@one_of_each
 @pytest.mark.parametrize("reduction", ["mean", "none"])
 def test_the_padding_class_may_be_a_target(sample, reduction):
     model, draw = pair(sample, padding_idx=PADDING), Draw(sample, seed=5)
@@ -367,7 +370,7 @@ MOVES = {
 }
 
 
-@one_of_each
+@pytest.mark.parametrize("sample", STORED, ids=str)
 @both_orders
 @pytest.mark.parametrize("move", MOVES)
 def test_moves_keep_the_tie(sample, first, move):
@@ -433,7 +436,8 @@ def test_one_step_moves_both_as_it_moves_one_table(sample, first, optimiser):
     assert torch.equal(model["head"].weight[PADDING], before[PADDING])
 
 
-@each_sample
+@pytest.mark.without_kernels
+@one_of_each
 @pytest.mark.parametrize("mode", ["sum", "mean"])
 def test_tied_to_an_embedding_bag(sample, mode):
     model, draw = pair(sample, kind=tb.EmbeddingBag, mode=mode, padding_idx=PADDING), Draw(sample, seed=14)

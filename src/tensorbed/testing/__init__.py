@@ -2,10 +2,19 @@
 
 For the author of a new structure, in a test module::
 
-    from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, HeadLimits, Sample, StructureLaws, TracingLaws
+    from tensorbed import testing
+    from tensorbed.testing import Sample
 
 
-    class TestMine(StructureLaws, EmbeddingParity, BagParity, HeadLaws, HeadLimits, TracingLaws):
+    class TestMine(
+        testing.StructureLaws,
+        testing.EmbeddingParity,
+        testing.BagParity,
+        testing.HeadLaws,
+        testing.HeadLimits,
+        testing.HeadTracing,
+        testing.TracingLaws,
+    ):
         samples = (Sample(MyFormat(rank=3), rows=97, cols=24), Sample(MyFormat(rank=1), rows=50, cols=13))
 
 Needs pytest. What a structure declares it cannot do (``can_initialise``, ``can_differentiate``, a
@@ -14,6 +23,7 @@ Needs pytest. What a structure declares it cannot do (``can_initialise``, ``can_
 
 from tensorbed.testing.bags import BagParity
 from tensorbed.testing.head_limits import HeadLimits
+from tensorbed.testing.head_tracing import HeadTracing
 from tensorbed.testing.heads import HeadLaws
 from tensorbed.testing.laws import StructureLaws
 from tensorbed.testing.layers import EmbeddingParity
@@ -26,6 +36,7 @@ __all__ = [
     "EmbeddingParity",
     "HeadLaws",
     "HeadLimits",
+    "HeadTracing",
     "Sample",
     "StructureLaws",
     "TracingLaws",

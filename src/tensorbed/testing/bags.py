@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -22,19 +23,18 @@ from tensorbed.testing.samples import (
     chains,
     on,
     one_of_each,
+    spread,
 )
 
 
 class BagParity(Conformance):
     """``tb.EmbeddingBag`` against ``torch.nn.EmbeddingBag``; inherit with ``samples`` set."""
 
-    @pytest.mark.parametrize("impl_name", ["auto", "reference"])
-    @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-    @pytest.mark.parametrize("padding_idx", [None, 2, -1])
+    @spread(("mode", "padding_idx"), list(product(["sum", "mean", "max"], [None, 2, -1])))
     def test_bag_values_and_gradients(
-        self, sample: Sample, draw: Draw, mode: str, padding_idx: int | None, impl_name: str
+        self, sample: Sample, impl: str, draw: Draw, mode: str, padding_idx: int | None
     ) -> None:
-        layer = _made(sample, EmbeddingBag, mode=mode, padding_idx=padding_idx, impl=impl_name)
+        layer = _made(sample, EmbeddingBag, mode=mode, padding_idx=padding_idx, impl=impl)
         twin = self._twin(layer)
         index = draw.index(12)
         index[4:7], index[11] = 2, sample.rows - 1
@@ -42,74 +42,73 @@ class BagParity(Conformance):
         for arguments in ((index, offsets), (index.reshape(3, 4), None), (index.int(), offsets.int())):
             self._compare(layer, twin, draw, *arguments)
 
-    def test_last_offset(self, sample: Sample, draw: Draw) -> None:
-        for impl in ("auto", "reference"):
-            layer = _made(sample, EmbeddingBag, mode="mean", include_last_offset=True, impl=impl)
-            self._compare(layer, self._twin(layer), draw, draw.index(9), torch.tensor([0, 2, 5, 9]))
-
-    @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
-    def test_indices_beyond_the_last_bag_are_in_none(self, sample: Sample, draw: Draw, mode: str) -> None:
-        index, offsets = draw.index(9), torch.tensor([0, 2, 4])
-        for impl in ("auto", "reference"):
-            layer = _made(sample, EmbeddingBag, mode=mode, include_last_offset=True, impl=impl, padding_idx=1)
-            # The oracle has them cut off: torch's own CPU kernels count them into the last bag (as of 2.13).
-            twin = self._twin(layer)
-            out, expected = layer(index, offsets), twin(index[:4], offsets)
-            assert_near(out, expected)
-            with pytest.raises(IndexError, match="out of range"):
-                layer(index.index_fill(0, torch.tensor([8]), sample.rows), offsets)
-            if draw.differentiable:
-                grad = draw.normal(*out.shape)
-                (table_grad,) = torch.autograd.grad(expected, [twin.weight], grad)
-                assert_all_near(torch.autograd.grad(out, _leaves(layer), grad), _through_table(layer, table_grad))
-
-    def test_per_sample_weights(self, sample: Sample, draw: Draw) -> None:
-        for impl in ("auto", "reference"):
-            layer = _made(sample, EmbeddingBag, mode="sum", impl=impl, padding_idx=1)
-            weights = draw.normal(9).requires_grad_()
-            index = draw.index(9)
-            index[3] = 1
-            self._compare(layer, self._twin(layer), draw, index, torch.tensor([0, 4]), weights)
-            square = draw.normal(3, 3).requires_grad_()
-            self._compare(layer, self._twin(layer), draw, index.reshape(3, 3), None, square)
+    @on(one_of_each)
+    def test_last_offset(self, sample: Sample, impl: str, draw: Draw) -> None:
+        layer = _made(sample, EmbeddingBag, mode="mean", include_last_offset=True, impl=impl)
+        self._compare(layer, self._twin(layer), draw, draw.index(9), torch.tensor([0, 2, 5, 9]))
 
     @on(one_of_each)
-    def test_writes_before_a_bag_s_backward_are_noticed(self, sample: Sample, draw: Draw) -> None:
+    @spread("mode", ["sum", "mean", "max"])
+    def test_indices_beyond_the_last_bag_are_in_none(self, sample: Sample, impl: str, draw: Draw, mode: str) -> None:
+        index, offsets = draw.index(9), torch.tensor([0, 2, 4])
+        layer = _made(sample, EmbeddingBag, mode=mode, include_last_offset=True, impl=impl, padding_idx=1)
+        # The oracle has them cut off: torch's own CPU kernels count them into the last bag (as of 2.13).
+        twin = self._twin(layer)
+        out, expected = layer(index, offsets), twin(index[:4], offsets)
+        assert_near(out, expected)
+        with pytest.raises(IndexError, match="out of range"):
+            layer(index.index_fill(0, torch.tensor([8]), sample.rows), offsets)
+        if draw.differentiable:
+            grad = draw.normal(*out.shape)
+            (table_grad,) = torch.autograd.grad(expected, [twin.weight], grad)
+            assert_all_near(torch.autograd.grad(out, _leaves(layer), grad), _through_table(layer, table_grad))
+
+    @on(one_of_each)
+    def test_per_sample_weights(self, sample: Sample, impl: str, draw: Draw) -> None:
+        layer = _made(sample, EmbeddingBag, mode="sum", impl=impl, padding_idx=1)
+        weights = draw.normal(9).requires_grad_()
+        index = draw.index(9)
+        index[3] = 1
+        self._compare(layer, self._twin(layer), draw, index, torch.tensor([0, 4]), weights)
+        square = draw.normal(3, 3).requires_grad_()
+        self._compare(layer, self._twin(layer), draw, index.reshape(3, 3), None, square)
+
+    @on(one_of_each)
+    def test_writes_before_a_bag_s_backward_are_noticed(self, sample: Sample, impl: str, draw: Draw) -> None:
         if not draw.differentiable:
             pytest.skip(f"{draw.structure.kind} declares that it has no gradient")
         index, offsets, weights = draw.index(12), torch.tensor([0, 3, 3, 7, 12]), draw.normal(12).requires_grad_()
         index[4] = 1
-        layer = _made(sample, EmbeddingBag, mode="sum", padding_idx=1, include_last_offset=True)
+        layer = _made(sample, EmbeddingBag, mode="sum", padding_idx=1, include_last_offset=True, impl=impl)
         leaves = [*_leaves(layer), weights]
         written = [index, offsets, weights, layer.padding_row, *layer.params().values()]
-        for layer.impl in ("auto", "reference"):
-            assert_writes_are_noticed(partial(layer, index, offsets, weights), leaves, written)
+        assert_writes_are_noticed(partial(layer, index, offsets, weights), leaves, written)
 
-    def test_scale_by_frequency(self, sample: Sample, draw: Draw) -> None:
-        for impl in ("auto", "reference"):
-            layer = _made(sample, EmbeddingBag, mode="sum", impl=impl, scale_grad_by_freq=True)
-            index = draw.index(9)
-            index[4:7] = 2
-            offsets, grad = torch.tensor([0, 5]), draw.normal(2, sample.cols)
-            # The oracle is arithmetic: torch's own CPU kernel divides by the counts of other rows (as of 2.13).
-            twin = nn.EmbeddingBag.from_pretrained(layer.weight.detach().clone(), freeze=False, mode="sum")
-            twin(index, offsets).backward(grad)
-            assert twin.weight.grad is not None
-            times = torch.bincount(index, minlength=sample.rows).clamp_min(1)[:, None]
-            out = layer(index, offsets)
-            assert_near(out, twin(index, offsets))
-            if draw.differentiable:
-                made = torch.autograd.grad(out, _leaves(layer), grad)
-                assert_all_near(made, _through_table(layer, twin.weight.grad / times))
+    @on(one_of_each)
+    def test_scale_by_frequency(self, sample: Sample, impl: str, draw: Draw) -> None:
+        layer = _made(sample, EmbeddingBag, mode="sum", impl=impl, scale_grad_by_freq=True)
+        index = draw.index(9)
+        index[4:7] = 2
+        offsets, grad = torch.tensor([0, 5]), draw.normal(2, sample.cols)
+        # The oracle is arithmetic: torch's own CPU kernel divides by the counts of other rows (as of 2.13).
+        twin = nn.EmbeddingBag.from_pretrained(layer.weight.detach().clone(), freeze=False, mode="sum")
+        twin(index, offsets).backward(grad)
+        assert twin.weight.grad is not None
+        times = torch.bincount(index, minlength=sample.rows).clamp_min(1)[:, None]
+        out = layer(index, offsets)
+        assert_near(out, twin(index, offsets))
+        if draw.differentiable:
+            made = torch.autograd.grad(out, _leaves(layer), grad)
+            assert_all_near(made, _through_table(layer, twin.weight.grad / times))
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-    @pytest.mark.parametrize("impl_name", ["auto", "reference"])
-    def test_bags_in_every_precision(self, sample: Sample, draw: Draw, dtype: torch.dtype, impl_name: str) -> None:
+    @on(one_of_each)
+    @spread("dtype", [torch.float32, torch.bfloat16, torch.float16])
+    def test_bags_in_every_precision(self, sample: Sample, impl: str, draw: Draw, dtype: torch.dtype) -> None:
         # Bags of more members than half precisions can count to.
         index, offsets = draw.index(3012), torch.tensor([0, 5, 5, 12])
         index[12:] = index[0]
         for mode in ("mean", "max"):
-            layer = _made(sample, EmbeddingBag, mode=mode, impl=impl_name)
+            layer = _made(sample, EmbeddingBag, mode=mode, impl=impl)
             exact = layer(index, offsets)
             grad = draw.normal(*exact.shape)
             wanted = torch.autograd.grad(exact, _leaves(layer), grad) if draw.differentiable else ()
@@ -122,13 +121,11 @@ class BagParity(Conformance):
                 assert_all_near(made, expected, units=1500 if dtype == torch.float32 else 16)
 
     @on(chains)
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-    @pytest.mark.parametrize(("mode", "by_freq"), [("sum", False), ("mean", False), ("sum", True)])
-    def test_the_reference_rounds_bags_once(
-        self, sample: Sample, draw: Draw, dtype: torch.dtype, mode: str, by_freq: bool
-    ) -> None:
+    @spread(("dtype", "bag"), list(product([torch.bfloat16, torch.float16], ["sum", "mean", "sum by frequency"])))
+    def test_the_reference_rounds_bags_once(self, sample: Sample, draw: Draw, dtype: torch.dtype, bag: str) -> None:
         """Against float64 on the same tensors, as the kernels do: not each row before, nor its gradient."""
-        layer = _made(sample, EmbeddingBag, impl="reference", mode=mode, scale_grad_by_freq=by_freq).to(dtype)
+        options = {"mode": bag.split()[0], "scale_grad_by_freq": "frequency" in bag}
+        layer = _made(sample, EmbeddingBag, impl="reference", **options).to(dtype)
         exact = copy.deepcopy(layer).double()
         index, offsets = draw.index(60), torch.tensor([0, 5, 5, 12])
         out, expected = layer(index, offsets), exact(index, offsets)
@@ -138,18 +135,18 @@ class BagParity(Conformance):
         for made, one in zip(torch.autograd.grad(out, _leaves(layer), grad), wanted, strict=True):
             assert_rounded_once(made, one)
 
-    def test_no_indices(self, sample: Sample) -> None:
-        for impl in ("auto", "reference"):
-            layer = _made(sample, EmbeddingBag, impl=impl)
-            empty = torch.empty(0, dtype=torch.int64)
-            assert layer(empty, torch.tensor([0, 0])).tolist() == [[0.0] * sample.cols] * 2
-            assert layer(empty, empty).shape == (0, sample.cols)
-            assert layer(empty.reshape(3, 0)).tolist() == [[0.0] * sample.cols] * 3
+    @on(one_of_each)
+    def test_no_indices(self, sample: Sample, impl: str) -> None:
+        layer = _made(sample, EmbeddingBag, impl=impl)
+        empty = torch.empty(0, dtype=torch.int64)
+        assert layer(empty, torch.tensor([0, 0])).tolist() == [[0.0] * sample.cols] * 2
+        assert layer(empty, empty).shape == (0, sample.cols)
+        assert layer(empty.reshape(3, 0)).tolist() == [[0.0] * sample.cols] * 3
 
-    @pytest.mark.parametrize("impl_name", ["auto", "reference"])
-    @pytest.mark.parametrize("frozen", [False, True])
-    def test_weights_of_no_indices_have_gradients(self, sample: Sample, impl_name: str, frozen: bool) -> None:
-        layer = _made(sample, EmbeddingBag, mode="sum", impl=impl_name).requires_grad_(not frozen)
+    @on(one_of_each)
+    @spread("frozen", [False, True])
+    def test_weights_of_no_indices_have_gradients(self, sample: Sample, impl: str, frozen: bool) -> None:
+        layer = _made(sample, EmbeddingBag, mode="sum", impl=impl).requires_grad_(not frozen)
         twin = self._twin(layer).requires_grad_(not frozen)
         empty = torch.empty(0, dtype=torch.int64)
         for index, offsets in ((empty, torch.tensor([0, 0])), (empty, empty), (empty.reshape(0, 3), None)):

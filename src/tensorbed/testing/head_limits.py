@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from itertools import product
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 import tensorbed as tb
 from tensorbed.testing.heads import dense_loss, make_head, vectors
@@ -17,7 +15,6 @@ from tensorbed.testing.samples import (
     Conformance,
     Draw,
     Sample,
-    assert_all_near,
     assert_near,
     assert_writes_are_noticed,
     largest_allocation,
@@ -25,6 +22,8 @@ from tensorbed.testing.samples import (
     on,
     one_of_each,
     small,
+    smallest_of_each,
+    spread,
 )
 from tensorbed.vocabulary.tiling import Task, choose, considered
 
@@ -33,7 +32,7 @@ class HeadLimits(Conformance):
     """Inherit with ``samples`` set."""
 
     @on(small)
-    @pytest.mark.parametrize("reduction", ["mean", "none"])
+    @spread("reduction", ["mean", "none"])
     def test_the_loss_allocates_neither_table_nor_logits(self, sample: Sample, draw: Draw, reduction: str) -> None:
         head = make_head(sample, dtype=torch.float32)
         tokens = 4 * sample.cols
@@ -46,8 +45,7 @@ class HeadLimits(Conformance):
         assert most() < max(min(table, logits), given + 1)
 
     @on(small)
-    @pytest.mark.parametrize("reduction", ["mean", "none"])
-    @pytest.mark.parametrize("budget", [2**18, 2**20, 2**22])
+    @spread(("reduction", "budget"), list(product(["mean", "none"], [2**18, 2**20, 2**22])))
     def test_a_memory_budget_is_kept(self, sample: Sample, draw: Draw, reduction: str, budget: int) -> None:
         """Where any way fits into it, what is held at once does, besides what is given and returned."""
         head = make_head(sample, dtype=torch.float32, memory_budget=budget)
@@ -61,7 +59,7 @@ class HeadLimits(Conformance):
         # Gradients, the same once more on their way out, and vectors of one number a token or class.
         assert held() <= 1.1 * allowed + 3 * given + 16 * 8 * (400 + sample.rows)
 
-    @on(one_of_each)
+    @on(smallest_of_each)
     def test_any_memory_budget_gives_the_same(self, sample: Sample, draw: Draw) -> None:
         head = make_head(sample)
         h, target = vectors(draw, 50)
@@ -86,74 +84,6 @@ class HeadLimits(Conformance):
                 loss = partial(head.loss, h, target, reduction=reduction, class_weight=weight, label_smoothing=0.1)
                 assert_writes_are_noticed(loss, leaves, written)
             assert_writes_are_noticed(partial(head, h), leaves, written)
-
-    @on(one_of_each)
-    def test_compiled_loss(self, sample: Sample, draw: Draw) -> None:
-        torch.compiler.reset()
-        head = make_head(sample, dtype=torch.float32)
-        for reduction in ("mean", "none"):
-
-            def loss(h: Tensor, target: Tensor, reduction: str = reduction) -> Tensor:
-                return head.loss(h, target, reduction=reduction, label_smoothing=0.1)
-
-            compiled: Any = torch.compile(loss, fullgraph=True)
-            for n in (6, 9):
-                h, target = vectors(draw, n, dtype=torch.float32)
-                made = compiled(h, target)
-                expected = dense_loss(head, h, target, reduction=reduction, label_smoothing=0.1)
-                assert_near(made, expected)
-                if draw.differentiable:
-                    leaves = [h, *_leaves(head)]
-                    assert_all_near(
-                        torch.autograd.grad(made.sum(), leaves), torch.autograd.grad(expected.sum(), leaves)
-                    )
-            with pytest.raises(IndexError, match="out of range"):
-                compiled(h, torch.full_like(target, sample.rows))
-
-    @on(one_of_each)
-    def test_compiled_loss_of_every_term(self, sample: Sample, draw: Draw) -> None:
-        torch.compiler.reset()
-        head = make_head(sample, dtype=torch.float32)
-        weight = torch.rand(sample.rows) + 0.1
-        said: dict[str, Any] = {"class_weight": weight, "softcap": 2.0, "z_loss": 0.1, "ignore_index": 3}
-
-        def loss(h: Tensor, target: Tensor) -> Tensor:
-            return head.loss(h, target, **said)
-
-        compiled: Any = torch.compile(loss, fullgraph=True, dynamic=True, backend="aot_eager")
-        h, target = vectors(draw, 7, dtype=torch.float32)
-        target = target.clamp_min(0)
-        made, expected = compiled(h, target), dense_loss(head, h, target, **said)
-        assert_near(made, expected)
-        assert_near(torch.autograd.grad(made, h)[0], torch.autograd.grad(expected, h)[0])
-
-    @on(one_of_each)
-    def test_compiled_and_exported_logits(self, sample: Sample, draw: Draw) -> None:
-        torch.compiler.reset()
-        head = make_head(sample, dtype=torch.float32)
-        h, _ = vectors(draw, 3, dtype=torch.float32)
-        expected = F.linear(h, head.weight, head.bias)
-        assert_near(torch.compile(head, fullgraph=True)(h), expected)
-        exported = torch.export.export(head, (h.detach(),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
-        assert_near(exported.module()(h.detach()), expected.detach())
-
-    @on(one_of_each)
-    def test_compiled_logits_have_gradients_and_topk(self, sample: Sample, draw: Draw) -> None:
-        torch.compiler.reset()
-        head = make_head(sample, dtype=torch.float32)
-        h, _ = vectors(draw, 5, dtype=torch.float32)
-        compiled: Any = torch.compile(head, fullgraph=True, backend="aot_eager")
-        made, expected = compiled(h), F.linear(h, head.weight, head.bias)
-        leaves = [h, *_leaves(head)] if draw.differentiable else [h]
-        grad = draw.normal(*made.shape, dtype=torch.float32)
-        assert_all_near(torch.autograd.grad(made, leaves, grad), torch.autograd.grad(expected, leaves, grad))
-        k = min(3, sample.rows)
-
-        def topk(x: Tensor) -> Any:
-            return head.topk(x, k)
-
-        best: Any = torch.compile(topk, fullgraph=True, backend="aot_eager")
-        assert torch.equal(best(h).indices, torch.topk(expected, k).indices)
 
     @on(one_of_each)
     def test_transforms_follow_the_plain_loss(self, sample: Sample, draw: Draw) -> None:

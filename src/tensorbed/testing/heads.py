@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
+from functools import cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -24,6 +27,7 @@ from tensorbed.testing.samples import (
     assert_rounded_once,
     on,
     one_of_each,
+    spread,
 )
 from tensorbed.vocabulary.tiling import GROUPS, Task, Tiling, considered
 
@@ -51,18 +55,23 @@ TERMS: dict[str, dict[str, Any]] = {
 
 def make_head(sample: Sample, bias: bool = True, dtype: torch.dtype = torch.float64, **options: Any) -> Head:
     """A head whose table has entries of size 1, and a drawn bias."""
-    draw = Draw(sample, seed=0)
-    if draw.structure.can_initialise:
+    if sample.structure.can_initialise:
         torch.manual_seed(0)
         head = Head(sample.cols, sample.rows, sample.format, bias, std=1.0, dtype=torch.float64, **options)
+        if head.bias is not None:
+            with torch.no_grad():
+                head.bias.copy_(Draw(sample, seed=0).normal(sample.rows))
     else:
-        table = draw.normal(sample.rows, sample.cols)
-        given = torch.zeros(sample.rows, dtype=torch.float64) if bias else None
-        head = Head.from_pretrained(table, sample.format, not draw.differentiable, bias=given, **options)
-    if head.bias is not None:
-        with torch.no_grad():
-            head.bias.copy_(draw.normal(sample.rows))
+        head = copy.deepcopy(_fitted_head(sample, bias, tuple(options.items())))
     return head.to(dtype)
+
+
+@cache
+def _fitted_head(sample: Sample, bias: bool, options: tuple[tuple[str, Any], ...]) -> Head:
+    draw = Draw(sample, seed=0)
+    table, drawn = draw.normal(sample.rows, sample.cols), draw.normal(sample.rows)
+    freeze = not draw.differentiable
+    return Head.from_pretrained(table, sample.format, freeze, bias=drawn if bias else None, **dict(options))
 
 
 def dense_loss(head: Head, h: Tensor, target: Tensor, **terms: Any) -> Tensor:
@@ -102,8 +111,7 @@ class HeadLaws(Conformance):
             said["class_weight"] = (draw.normal(draw.sample.rows).abs() + 0.1).to(dtype)
         return said
 
-    @pytest.mark.parametrize("terms", TERMS)
-    @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["double", "single"])
+    @spread(("terms", "dtype"), list(product(TERMS, [torch.float64, torch.float32])))
     def test_the_loss_is_that_of_all_logits(self, sample: Sample, draw: Draw, terms: str, dtype: torch.dtype) -> None:
         # Single precision goes through the compiled softmax.
         head = make_head(sample, dtype == torch.float32, dtype)
@@ -144,6 +152,7 @@ class HeadLaws(Conformance):
         assert any(tiling.passes == GROUPS for tiling in found) == (reduction != "none")
         return found
 
+    @on(one_of_each)
     def test_gradcheck_of_the_loss(self, sample: Sample, draw: Draw) -> None:
         needs_true_gradient(draw)
         head = make_head(sample)
@@ -168,6 +177,7 @@ class HeadLaws(Conformance):
                 grad = draw.normal(*made.shape)
                 assert_all_near(torch.autograd.grad(made, leaves, grad), torch.autograd.grad(expected, leaves, grad))
 
+    @on(one_of_each)
     def test_empty_batches_and_batches_all_ignored(self, sample: Sample, draw: Draw) -> None:
         head = make_head(sample)
         for shape in ((0,), (3, 0)):
@@ -186,6 +196,7 @@ class HeadLaws(Conformance):
             assert torch.count_nonzero(grad) == 0
         assert torch.count_nonzero(head.loss(h, target, reduction="none")) == 0
 
+    @on(one_of_each)
     def test_targets_out_of_range_raise(self, sample: Sample, draw: Draw) -> None:
         head = make_head(sample)
         h, target = vectors(draw, 4)
@@ -221,6 +232,7 @@ class HeadLaws(Conformance):
             with pytest.raises(ValueError, match=f"k={bad}: there are {sample.rows} classes"):
                 head.topk(h, bad)
 
+    @on(one_of_each)
     def test_samples_follow_the_probabilities(self, sample: Sample, draw: Draw) -> None:
         head = make_head(sample)
         h, _ = vectors(draw, 1)
@@ -244,7 +256,7 @@ class HeadLaws(Conformance):
                 assert bool(((count - n * share).abs() <= spread).all())
         assert torch.equal(head.sample(many[:3], temperature=0), head.topk(many[:3], 1).indices[:, 0])
 
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+    @spread("dtype", [torch.bfloat16, torch.float16, torch.float32])
     def test_no_less_exact_than_the_dense_loss(self, sample: Sample, draw: Draw, dtype: torch.dtype) -> None:
         """Against float64 on the same rounded numbers, loss and gradient of the vectors."""
         head = make_head(sample, dtype=dtype)
@@ -276,7 +288,7 @@ class HeadLaws(Conformance):
                 (other,) = torch.autograd.grad(true, exact_leaf, retain_graph=True)
                 assert_near(one, other.to(dtype), units=1)
 
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    @spread("dtype", [torch.bfloat16, torch.float16])
     def test_half_precision_scores_are_rounded_once(self, sample: Sample, draw: Draw, dtype: torch.dtype) -> None:
         """Against float64 on the same numbers, by every way: scores and the loss."""
         head = make_head(sample, dtype=dtype)

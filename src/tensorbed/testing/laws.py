@@ -21,9 +21,12 @@ from tensorbed.testing.samples import (
     assert_all_near,
     assert_near,
     assert_writes_are_noticed,
+    backends,
     on,
+    one_of_each,
     ranked,
     rounded,
+    spread,
 )
 
 
@@ -49,12 +52,16 @@ class StructureLaws(Conformance):
         for shape in ((), (1,), (7,), (3, 5), (2, 0, 3), (sample.rows + 3,)):
             index = draw.index(*shape)
             assert_near(lookup(draw.structure, p, index, impl=impl), table[index])
+        assert_near(lookup(draw.structure, p, torch.arange(sample.rows), impl=impl), table)
 
-    def test_every_row(self, sample: Sample, impl: str, draw: Draw) -> None:
-        p = draw.params(grad=False)
-        every = torch.arange(sample.rows)
-        assert_near(lookup(draw.structure, p, every, impl=impl), draw.structure.full(p))
+    @on(one_of_each)
+    def test_every_backend_can_be_named(self, sample: Sample, draw: Draw) -> None:
+        """Also the one that auto takes."""
+        p, index = draw.params(grad=False), draw.index(9)
+        for impl in draw.structure.impls:
+            assert_near(lookup(draw.structure, p, index, impl=impl), draw.structure.full(p)[index])
 
+    @on(one_of_each)
     def test_any_integer_layout(self, sample: Sample, impl: str, draw: Draw) -> None:
         p = draw.params(grad=False)
         table = draw.structure.full(p)
@@ -72,15 +79,14 @@ class StructureLaws(Conformance):
             expected = torch.autograd.grad(draw.structure.full(p)[index], leaves, grad)
             assert_all_near(made, expected)
 
-    def test_writes_before_backward_are_noticed(self, sample: Sample, draw: Draw) -> None:
+    @on(one_of_each)
+    def test_writes_before_backward_are_noticed(self, sample: Sample, impl: str, draw: Draw) -> None:
         _needs_gradient(draw)
         p, index = draw.params(torch.float32), draw.index(9)
         leaves = [t for t in p.values() if t.requires_grad]
-        for impl in sample.structure.impls:
-            assert_writes_are_noticed(
-                partial(lookup, draw.structure, p, index, impl=impl), leaves, [*p.values(), index]
-            )
+        assert_writes_are_noticed(partial(lookup, draw.structure, p, index, impl=impl), leaves, [*p.values(), index])
 
+    @on(one_of_each)
     def test_gradcheck(self, sample: Sample, impl: str, draw: Draw) -> None:
         needs_true_gradient(draw)
         index = draw.index(5)
@@ -100,7 +106,7 @@ class StructureLaws(Conformance):
         names = [spec.name for spec in draw.structure.tensors()]
         return lambda *t: lookup(draw.structure, dict(zip(names, t, strict=True)), index, impl=impl)
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+    @spread("dtype", [torch.float32, torch.bfloat16, torch.float16])
     def test_every_precision(self, sample: Sample, impl: str, draw: Draw, dtype: torch.dtype) -> None:
         exact = draw.params(grad=False)
         rounded = {name: t.to(dtype) if t.is_floating_point() else t for name, t in exact.items()}
@@ -122,6 +128,7 @@ class StructureLaws(Conformance):
                     torch.autograd.grad(made, [x, *leaves], grad), torch.autograd.grad(expected, [x, *leaves], grad)
                 )
 
+    @on(one_of_each)
     def test_indices_outside_the_table_raise(self, sample: Sample, impl: str, draw: Draw) -> None:
         p = draw.params(grad=False)
         for bad in (sample.rows, sample.rows + 1, -1, 2**40):
@@ -131,6 +138,7 @@ class StructureLaws(Conformance):
             with pytest.raises(TypeError, match="int32 or int64"):
                 lookup(draw.structure, p, torch.zeros(2, dtype=dtype), impl=impl)
 
+    @on(one_of_each)
     def test_an_unknown_way_is_refused_by_name(self, sample: Sample, draw: Draw) -> None:
         with pytest.raises(ValueError, match='"auto", "reference"'):
             lookup(draw.structure, draw.params(grad=False), draw.index(2), impl="fastest")
@@ -160,7 +168,7 @@ class StructureLaws(Conformance):
             assert not hasattr(structure, "packed")
             assert structure.bytes(dtype) < draw.structure.bytes(dtype)
             for index in (torch.arange(sample.rows), draw.index(1), draw.index(40)):
-                for impl in structure.impls:
+                for impl in backends(structure):
                     rows = lookup(structure, tensors, index, impl=impl)
                     assert torch.equal(rows, lookup(draw.structure, p, index))
 
@@ -173,7 +181,7 @@ class StructureLaws(Conformance):
         assert found.error <= 1.0
 
     @on(ranked)
-    @pytest.mark.parametrize("rel_error", [0.5, 0.1, 1e-3])
+    @spread("rel_error", [0.5, 0.1, 1e-3])
     def test_error_bounds_are_honoured(self, sample: Sample, draw: Draw, rel_error: float) -> None:
         format = self._sized(sample, rel_error=rel_error)
         # A table of decaying spectrum, so that there is something to cut.
@@ -220,6 +228,7 @@ class StructureLaws(Conformance):
             assert_near(after[:kept], table[:kept])
             assert after[kept:].abs().max() <= 2 * table.abs().max() if made.rows > kept else True
 
+    @on(one_of_each)
     def test_descriptions_are_frozen_hashable_and_picklable(self, sample: Sample, draw: Draw) -> None:
         structure = draw.structure
         assert structure == sample.structure

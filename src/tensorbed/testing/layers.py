@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -22,10 +22,12 @@ from tensorbed.testing.samples import (
     assert_near,
     assert_rounded_once,
     assert_writes_are_noticed,
+    backends,
     largest_allocation,
     on,
     one_of_each,
     small,
+    spread,
 )
 
 
@@ -37,8 +39,13 @@ def _made(sample: Sample, kind: type[Any] = Embedding, **options: Any) -> Any:
     torch.manual_seed(0)
     if sample.structure.can_initialise:
         return kind(sample.rows, sample.cols, sample.format, std=1.0, dtype=torch.float64, **options)
+    return copy.deepcopy(_fitted(sample, kind, tuple(options.items())))  # type: ignore[arg-type]
+
+
+@cache
+def _fitted(sample: Sample, kind: type[Any], options: tuple[tuple[str, Any], ...]) -> Any:
     table = Draw(sample, seed=0).normal(sample.rows, sample.cols)
-    return kind.from_pretrained(table, sample.format, freeze=False, **options)
+    return kind.from_pretrained(table, sample.format, freeze=False, **dict(options))
 
 
 def _through_table(layer: StructuredTable, table_grad: Tensor) -> list[Tensor]:
@@ -49,11 +56,7 @@ def _through_table(layer: StructuredTable, table_grad: Tensor) -> list[Tensor]:
 class EmbeddingParity(Conformance):
     """``tb.Embedding`` against ``torch.nn.Embedding``; inherit with ``samples`` set."""
 
-    @pytest.mark.parametrize(
-        "options",
-        [{}, {"padding_idx": 2}, {"padding_idx": -1}, {"scale_grad_by_freq": True}],
-        ids=["plain", "padding", "negative-padding", "by-frequency"],
-    )
+    @spread("options", [{}, {"padding_idx": 2}, {"padding_idx": -1}, {"scale_grad_by_freq": True}])
     def test_values_and_gradients(self, sample: Sample, impl: str, draw: Draw, options: dict[str, Any]) -> None:
         layer = _made(sample, impl=impl, **options)
         twin = nn.Embedding.from_pretrained(layer.weight.detach().clone(), freeze=False, **options)
@@ -71,6 +74,7 @@ class EmbeddingParity(Conformance):
             expected = _through_table(layer, twin.weight.grad)
             assert_all_near([p.grad for p in _leaves(layer) if p.grad is not None], expected)
 
+    @on(one_of_each)
     def test_the_padding_row(self, sample: Sample) -> None:
         layer = _made(sample, padding_idx=1)
         if sample.structure.can_initialise:
@@ -87,6 +91,7 @@ class EmbeddingParity(Conformance):
         stored = fitted.structure.bytes(torch.float64) + sample.cols * 8
         assert fitted.compression_ratio == pytest.approx(dense_bytes / stored)
 
+    @on(one_of_each)
     def test_from_pretrained_freezes_as_torch_does(self, sample: Sample) -> None:
         table = _made(sample).weight.detach()
         frozen = Embedding.from_pretrained(table, sample.format)
@@ -99,7 +104,7 @@ class EmbeddingParity(Conformance):
     @on(small)
     def test_nothing_of_the_table_s_size_is_allocated(self, sample: Sample, draw: Draw) -> None:
         index = draw.index(2, 4)
-        for impl in sample.structure.impls:
+        for impl in backends(sample.structure):
             layer = _made(sample, impl=impl, padding_idx=0)
             bag = _made(sample, EmbeddingBag, impl=impl)
             with largest_allocation() as most:
@@ -111,6 +116,7 @@ class EmbeddingParity(Conformance):
             layer.weight.detach().clone()
         assert most() >= sample.rows * sample.cols / 2, "the watch does not see a table"
 
+    @on(one_of_each)
     def test_state(self, sample: Sample, draw: Draw) -> None:
         layer = _made(sample, padding_idx=3)
         state = layer.state_dict()
@@ -129,6 +135,7 @@ class EmbeddingParity(Conformance):
         other.load_state_dict(torch.load(file, weights_only=True))
         assert torch.equal(other(index), expected)
 
+    @on(one_of_each)
     def test_a_dense_checkpoint_is_refused_with_the_way_out(self, sample: Sample) -> None:
         layer = _made(sample)
         before = [p.clone() for p in layer.parameters()]
@@ -136,6 +143,7 @@ class EmbeddingParity(Conformance):
             layer.load_state_dict({"weight": torch.zeros(sample.rows, sample.cols)})
         assert all(torch.equal(a, b) for a, b in zip(before, layer.parameters(), strict=True))
 
+    @on(one_of_each)
     def test_meta_device_and_reset(self, sample: Sample) -> None:
         if not sample.structure.can_initialise:
             pytest.skip(f"{sample.structure.kind} declares that it cannot be drawn")
@@ -149,7 +157,8 @@ class EmbeddingParity(Conformance):
             assert torch.equal(layer.weight[1:], drawn[1:])
             assert layer.weight[0].count_nonzero() == 0
 
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+    @on(one_of_each)
+    @spread("dtype", [torch.float32, torch.bfloat16])
     def test_autocast_leaves_the_parameters_dtype(self, sample: Sample, impl: str, draw: Draw, dtype: Any) -> None:
         layer = _made(sample, impl=impl).to(dtype)
         index = draw.index(6)
@@ -159,7 +168,7 @@ class EmbeddingParity(Conformance):
         assert out.dtype == dtype
         assert torch.equal(out, expected)
 
-    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    @spread("dtype", [torch.bfloat16, torch.float16])
     def test_half_precision_is_rounded_once(self, sample: Sample, draw: Draw, dtype: torch.dtype) -> None:
         """Against float64 on the same tensors: the table, rows by every way, and the gradients of both."""
         layer = _made(sample).to(dtype)
@@ -169,7 +178,7 @@ class EmbeddingParity(Conformance):
         # What keeps the table adds the gradients of equal indices as torch.nn.Embedding does, in half precision.
         trains = draw.differentiable and not rounds and sample.structure.row_multiply_adds != 0
         pairs = [(layer.weight, exact.weight)]
-        for layer.impl in sample.structure.impls:
+        for layer.impl in backends(sample.structure):
             pairs.append((layer(index), exact(index)))
         for out, expected in pairs:
             assert_rounded_once(out, expected)
@@ -179,6 +188,7 @@ class EmbeddingParity(Conformance):
             for one, other in zip(made, wanted, strict=True):
                 assert_rounded_once(one, other)
 
+    @on(one_of_each)
     def test_functional_call_and_func_grad(self, sample: Sample, impl: str, draw: Draw) -> None:
         layer = _made(sample, impl=impl)
         index = draw.index(5)
@@ -195,6 +205,7 @@ class EmbeddingParity(Conformance):
         expected = torch.autograd.grad(loss(leaves), list(leaves.values()))
         assert_all_near(list(made.values()), list(expected))
 
+    @on(one_of_each)
     def test_transforms_nest(self, sample: Sample, impl: str, draw: Draw) -> None:
         if not draw.differentiable:
             pytest.skip(f"{draw.structure.kind} declares that it has no gradient")
@@ -229,6 +240,7 @@ class EmbeddingParity(Conformance):
             written = [index, layer.padding_row, *layer.params().values()]
             assert_writes_are_noticed(partial(layer, index), _leaves(layer), written)
 
+    @on(one_of_each)
     def test_repr_shows_the_sizes(self, sample: Sample) -> None:
         layer = _made(sample)
         shown = repr(layer)

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, TypeVar
 
 import pytest
@@ -43,19 +44,27 @@ class Sample:
 
 
 class Conformance:
-    """Parametrises inherited tests: ``sample`` over the class's samples, ``impl`` over each one's ways to compute."""
+    """Parametrises inherited tests: ``sample`` over the class's samples, ``impl`` over each one's :func:`backends`."""
 
     samples: ClassVar[Sequence[Sample]] = ()
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Called by pytest for each test of the class."""
-        choose = getattr(metafunc.function, "choose_samples", list)
-        samples: list[Sample] = choose(self.samples)
-        if "impl" in metafunc.fixturenames:
-            pairs = [(s, impl) for s in samples for impl in s.structure.impls]
-            metafunc.parametrize(("sample", "impl"), pairs, ids=[f"{s}-{impl}" for s, impl in pairs])
-        elif "sample" in metafunc.fixturenames:
-            metafunc.parametrize("sample", samples, ids=str)
+        if "sample" not in metafunc.fixturenames:
+            return
+        test = metafunc.function
+        samples: list[Sample] = getattr(test, "choose_samples", list)(self.samples)
+        names, values = getattr(test, "spread_over", ((), [()]))
+        with_impl = "impl" in metafunc.fixturenames
+        cases: list[tuple[Any, ...]] = []
+        for group in _by_kind(samples):
+            impls: list[Any] = [(impl,) for impl in backends(group[0].structure)] if with_impl else [()]
+            for turn, impl in enumerate(impls):
+                for k in range(max(len(group), len(values))):
+                    sample, value = group[(k + turn) % len(group)], values[k % len(values)]
+                    cases.append((sample, *impl, *value))
+        arguments = ("sample", *(("impl",) if with_impl else ()), *names)
+        metafunc.parametrize(arguments, cases, ids=["-".join(map(str, case)) for case in cases])
 
     @pytest.fixture
     def draw(self, sample: Sample) -> Draw:
@@ -75,9 +84,42 @@ def on(choose: Callable[[Sequence[Sample]], list[Sample]]) -> Callable[[Test], T
     return mark
 
 
+def spread(names: str | tuple[str, ...], values: Sequence[Any]) -> Callable[[Test], Test]:
+    """As ``pytest.mark.parametrize``, but every structure and backend takes all values in turn on its samples.
+
+    Each sample occurs and each value occurs, not each with each: for options that do not depend on the table's size.
+    """
+    single = isinstance(names, str)
+
+    def mark(test: Test) -> Test:
+        given = ((names,), [(value,) for value in values]) if single else (names, [tuple(value) for value in values])
+        test.spread_over = given  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
+def backends(structure: Structure) -> list[str]:
+    """``auto``, and by their names those that it does not take: each way of computing rows once."""
+    taken = structure.explain(torch.zeros(1, dtype=torch.int64), "auto").path
+    return [impl for impl in structure.impls if impl != taken]
+
+
+def _by_kind(samples: Sequence[Sample]) -> list[list[Sample]]:
+    groups: dict[str, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.structure.kind, []).append(sample)
+    return list(groups.values())
+
+
 def one_of_each(samples: Sequence[Sample]) -> list[Sample]:
-    """The first sample of each structure: compiling takes seconds, and one shows that it works."""
-    return list({s.structure.kind: s for s in reversed(samples)}.values())
+    """The first sample of each structure: for what does not depend on the table's sizes."""
+    return [group[0] for group in _by_kind(samples)]
+
+
+def smallest_of_each(samples: Sequence[Sample]) -> list[Sample]:
+    """The sample of each structure with the smallest table: for what computes it bit by bit."""
+    return [min(group, key=lambda s: s.rows * s.cols) for group in _by_kind(samples)]
 
 
 def small(samples: Sequence[Sample]) -> list[Sample]:
@@ -100,6 +142,13 @@ def chains(samples: Sequence[Sample]) -> list[Sample]:
     return [s for s in samples if s.structure.making is ChainOfCores]
 
 
+@cache
+def _fitted(sample: Sample) -> Params:
+    """Tensors fitted to a drawn table, once: searching takes longer than the tests themselves."""
+    draw = Draw(sample, seed=0)
+    return sample.format.fit(draw.normal(sample.rows, sample.cols), draw.budget).params
+
+
 class Draw:
     """Random tensors for a sample, the same at every run; the table has entries of size 1."""
 
@@ -115,9 +164,11 @@ class Draw:
             }
             self.structure.initialise(drawn, 1.0, self.generator)
         else:
-            drawn = self.sample.format.fit(self.normal(self.sample.rows, self.sample.cols), self.budget).params
+            drawn = _fitted(self.sample)
         return {
-            s.name: drawn[s.name].to(s.dtype or dtype).requires_grad_(grad and s.trainable and self.differentiable)
+            s.name: drawn[s.name]
+            .to(s.dtype or dtype, copy=True)
+            .requires_grad_(grad and s.trainable and self.differentiable)
             for s in self.structure.tensors()
         }
 

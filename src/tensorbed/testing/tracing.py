@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -10,23 +11,37 @@ from torch import Tensor
 
 from tensorbed.nn import Embedding, EmbeddingBag
 from tensorbed.testing.layers import _leaves, _made
-from tensorbed.testing.samples import Conformance, Draw, Sample, assert_all_near, assert_near, on, one_of_each
+from tensorbed.testing.samples import Conformance, Draw, Sample, assert_all_near, assert_near, on, one_of_each, spread
 
 _DYNAMIC = torch.export.Dim.DYNAMIC
 
 
-class TracingLaws(Conformance):
-    """``torch.compile``, ``torch.export`` and ONNX; inherit with ``samples`` set."""
+class Traced(Conformance):
+    """Compiles for tests, ``by_inductor`` the structures of these kinds; ``None`` is all of them.
+
+    Others stop before code is generated, which takes seconds for each layer and is the same for equal graphs.
+    """
+
+    by_inductor: ClassVar[Collection[str] | None] = None
+
+    def compiled(self, function: Callable[..., Any], sample: Sample) -> Any:
+        """Without a break in its graph."""
+        inductor = self.by_inductor is None or sample.structure.kind in self.by_inductor
+        return torch.compile(function, fullgraph=True, backend="inductor" if inductor else "aot_eager")
 
     @pytest.fixture(autouse=True)
     def compile_afresh(self) -> None:
         """Every test compiles the same few lines of code for another layer, more often than the compiler allows."""
         torch.compiler.reset()
 
+
+class TracingLaws(Traced):
+    """``torch.compile``, ``torch.export`` and ONNX; inherit with ``samples`` set."""
+
     @on(one_of_each)
     def test_compiled_lookup(self, sample: Sample, draw: Draw) -> None:
         layer = _made(sample, padding_idx=1).float()
-        compiled: Any = torch.compile(layer, fullgraph=True)
+        compiled = self.compiled(layer, sample)
         for shape in ((3, 4), (5, 6)):
             index = draw.index(*shape)
             out, expected = compiled(index), layer(index)
@@ -42,7 +57,7 @@ class TracingLaws(Conformance):
     @on(one_of_each)
     def test_compiled_bag(self, sample: Sample, draw: Draw) -> None:
         layer = _made(sample, EmbeddingBag, padding_idx=1, mode="mean").float()
-        compiled: Any = torch.compile(layer, fullgraph=True)
+        compiled = self.compiled(layer, sample)
         for n in (7, 12):
             index, offsets = draw.index(n), torch.tensor([0, 2, 2, 5])
             out, expected = compiled(index, offsets), layer(index, offsets)
@@ -67,6 +82,7 @@ class TracingLaws(Conformance):
         with pytest.raises(ValueError, match="the first bag begins at 0"):
             compiled(draw.index(5), torch.tensor([2, 4]))
 
+    @on(one_of_each)
     def test_exported_lookup(self, sample: Sample, draw: Draw) -> None:
         layer = _made(sample, padding_idx=-1)
         exported = torch.export.export(layer, (draw.index(3, 4),), dynamic_shapes=({0: _DYNAMIC, 1: _DYNAMIC},))
@@ -77,6 +93,7 @@ class TracingLaws(Conformance):
         # An exported graph cannot raise: it clamps, here to the padding row.
         assert_near(run(torch.full((3, 4), sample.rows + 5)), layer(torch.full((3, 4), sample.rows - 1)))
 
+    @on(one_of_each)
     def test_exported_bag(self, sample: Sample, draw: Draw) -> None:
         layer = _made(sample, EmbeddingBag, padding_idx=1)
         arguments = (draw.index(9), torch.tensor([0, 4, 4]))
@@ -88,23 +105,30 @@ class TracingLaws(Conformance):
     @on(one_of_each)
     @pytest.mark.filterwarnings("ignore")
     def test_onnx(self, sample: Sample, draw: Draw, tmp_path: Any) -> None:
+        layer, calls = _made(sample, padding_idx=1).float().eval(), [(draw.index(3, 4),), (draw.index(6, 2),)]
+        self._assert_same_in_onnx(layer, calls, tmp_path)
+
+    # What pools rows is the same for all structures.
+    @on(lambda samples: one_of_each(samples)[:1])
+    @spread(("mode", "padding_idx"), [("sum", None), ("mean", 1), ("max", 1)])
+    @pytest.mark.filterwarnings("ignore")
+    def test_bags_in_onnx(self, sample: Sample, draw: Draw, mode: str, padding_idx: int | None, tmp_path: Any) -> None:
+        bag = _made(sample, EmbeddingBag, mode=mode, padding_idx=padding_idx).float().eval()
+        calls: list[tuple[Tensor, ...]] = [(draw.index(3, 4),), (draw.index(6, 2),)]
+        if mode != "sum":
+            calls = [(draw.index(9), torch.tensor([0, 4, 4])), (draw.index(5), torch.tensor([0, 1, 3, 3]))]
+        self._assert_same_in_onnx(bag, calls, tmp_path)
+
+    @staticmethod
+    def _assert_same_in_onnx(layer: Embedding | EmbeddingBag, calls: Sequence[tuple[Tensor, ...]], folder: Any) -> None:
         runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
         pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-
-        def check(layer: Embedding | EmbeddingBag, calls: list[tuple[Tensor, ...]]) -> None:
-            path = str(tmp_path / f"{type(layer).__name__}.onnx")
-            shapes = tuple(dict.fromkeys(range(t.dim()), _DYNAMIC) for t in calls[0])
-            torch.onnx.export(layer, calls[0], path, dynamo=True, dynamic_shapes=shapes, verbose=False)
-            session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
-            names = [i.name for i in session.get_inputs()]
-            for call in calls:
-                fed = {name: t.numpy() for name, t in zip(names, call, strict=True)}
-                (out,) = session.run(None, fed)
-                assert_near(torch.from_numpy(out), layer(*call).detach())
-
-        check(_made(sample, padding_idx=1).float().eval(), [(draw.index(3, 4),), (draw.index(6, 2),)])
-        bag = _made(sample, EmbeddingBag, mode="sum").float().eval()
-        check(bag, [(draw.index(3, 4),), (draw.index(6, 2),)])
-        for mode in ("mean", "max"):
-            bag = _made(sample, EmbeddingBag, mode=mode, padding_idx=1).float().eval()
-            check(bag, [(draw.index(9), torch.tensor([0, 4, 4])), (draw.index(5), torch.tensor([0, 1, 3, 3]))])
+        path = str(folder / "layer.onnx")
+        shapes = tuple(dict.fromkeys(range(t.dim()), _DYNAMIC) for t in calls[0])
+        torch.onnx.export(layer, calls[0], path, dynamo=True, dynamic_shapes=shapes, verbose=False)
+        session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        names = [i.name for i in session.get_inputs()]
+        for call in calls:
+            fed = {name: t.numpy() for name, t in zip(names, call, strict=True)}
+            (out,) = session.run(None, fed)
+            assert_near(torch.from_numpy(out), layer(*call).detach())
