@@ -19,7 +19,7 @@ SOURCE = Path(tensorbed.__file__).parent
 # From the bottom up: a room may import from those before it, never from those after.
 ROOMS = (
     ("checks", "printable", "progress", "workers", "writing", "_version", "_native", "native"),
-    ("indexing", "shapes"),
+    ("indexing", "shapes", "budgets"),
     ("dispatch",),
     ("contraction", "decompose"),
     ("structures",),

@@ -20,11 +20,11 @@ import typer
 
 from tensorbed import terminal
 from tensorbed._version import __version__
+from tensorbed.budgets import parsed_bytes
 from tensorbed.checks import require_number
 from tensorbed.finding import MIN_ROWS
 from tensorbed.info import info as collect
 from tensorbed.inspection import inspect as look_into
-from tensorbed.planning import parsed_bytes
 from tensorbed.planning import plan as make_plan
 from tensorbed.refusals import OneLineErrors
 from tensorbed.structures import Format

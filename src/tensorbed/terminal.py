@@ -45,9 +45,12 @@ _WORDS = tuple(
     for pattern, words in (
         (r"(--[a-z-]+) \(\w+(?:=\w+)?\)", r"\1"),  # says both
         (r'\bskip=\["([^"]*)"\]', r"--skip \1"),
+        (r"\bskip=(?!\w)", "--skip"),
         (r'\btied="untie"', "--untie"),
         (r"\binclude_heads=False", "--no-heads"),
-        (r"\bmin_rows(?:=| is )", "--min-rows "),
+        (r"\bmin_rows(?:=| is )(?=\d)", "--min-rows "),
+        (r"\bmin_rows\b", "--min-rows"),
+        (r"; if it is a head, name it in a pattern", ""),
         (r", or give formats= that are smaller", ""),
         (r"\btb\.QuantizedRows\b", "--format int4"),
     )

@@ -15,6 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from tensorbed.budgets import parsed_bytes
 from tensorbed.convert import compress_
 from tensorbed.finding import MIN_ROWS, Formats, Weight, found_tables
 from tensorbed.integrations.transformers.cards import note_on, write_note
@@ -31,7 +32,7 @@ from tensorbed.integrations.transformers.folders import (
 )
 from tensorbed.integrations.transformers.placing import check_space, check_target, megabytes, put_in_place
 from tensorbed.nn.head import Head
-from tensorbed.planning import SpoilsHeadsError, parsed_bytes, plan
+from tensorbed.planning import SpoilsHeadsError, plan
 from tensorbed.plans import Plan
 from tensorbed.progress import track
 from tensorbed.report import Report
