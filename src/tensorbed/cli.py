@@ -117,8 +117,11 @@ def inspect(
     if folder.is_dir():
         _integration("folders")
     found = look_into(folder)
-    _show(found, as_json)
-    if folder.is_dir() and any(one.possible for one in found.layers) and not as_json:
+    if as_json:
+        _print_json(found.to_dict())
+        return
+    terminal.show_inspection(found)
+    if folder.is_dir() and any(one.possible for one in found.layers):
         terminal.say(f"Measure what that costs: tensorbed plan {shlex.quote(str(what))}")
 
 
@@ -160,8 +163,7 @@ def plan(
     if as_json:
         _print_json({**found.to_dict(), "notes": [*found.notes, *notes]})
     else:
-        lines = [*str(found).split("\n"), *(f"note: {note}" for note in notes)]
-        terminal.say(*map(terminal.in_its_words, lines))
+        terminal.show_plan(found, notes)
 
 
 def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
@@ -348,13 +350,6 @@ def _integration(name: str) -> Any:
             raise
         install = 'pip install "transformers>=5.20" "accelerate>=1.10"'
         raise ValueError(f"folders of models need {missing}: {install}") from None
-
-
-def _show(found: Any, as_json: bool) -> None:
-    if as_json:
-        _print_json(found.to_dict())
-    else:
-        terminal.say(*str(found).split("\n"))
 
 
 def _print_json(found: Any) -> None:

@@ -229,7 +229,7 @@ def test_planning_and_inspecting_a_folder(made):
 def test_inspecting_dense_tables(tmp_path):
     folder = make_llama(tmp_path / "large", vocab_size=2400)
     said = run("inspect", folder)
-    assert "lm_head             Linear (tied)  dense" in said
+    assert "lm_head             Linear (tied), dense 2,400 x 32" in said
     assert "model.embed_tokens could be QuantizedRows(bits=8)" in said
     assert f"tensorbed plan {folder}" in said
 
@@ -237,7 +237,7 @@ def test_inspecting_dense_tables(tmp_path):
 def test_inspecting_the_file_of_a_folder(made, tmp_path):
     folder = make_llama(tmp_path / "large", vocab_size=2400)
     said = run("inspect", folder / "model.safetensors")
-    assert "model.embed_tokens.weight  tensor  dense  2,400 x 32" in said
+    assert "model.embed_tokens.weight  tensor, dense 2,400 x 32" in said
     said = refused("inspect", made / "small" / "model.safetensors")
     assert said.endswith(f"is of a compressed model; look into its folder, {made / 'small'}.")
 
