@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from tensorbed.checks import require_bool, require_positive
 from tensorbed.nn.embedding import Embedding
-from tensorbed.nn.options import Deviation, TableOptions
+from tensorbed.nn.options import Deviation, TableOptions, options_shown
 from tensorbed.nn.table import StructuredTable
 from tensorbed.structures import Format, Use
 from tensorbed.vocabulary.calls import check_impl, logits_of, loss_of, sample_of, topk_of
@@ -357,6 +357,7 @@ class EmbeddingAndHead(NamedTuple):
         return (self.embedding._dense_bytes + bias) / (stored + bias)
 
 
+@options_shown
 def embedding_and_head(
     num_embeddings: int,
     embedding_dim: int,
