@@ -149,6 +149,21 @@ def test_drawn_anew_for_training_from_scratch():
     assert float(model.words.weight.detach().square().mean().sqrt()) == pytest.approx(0.3, rel=1e-3)
 
 
+@pytest.mark.parametrize(("std", "expected"), [(None, (0.3, 0.25)), (0.7, (0.7, 0.7)), ("glorot", (0.0257, 0.0257))])
+def test_drawn_anew_with_a_deviation(std, expected):
+    """That of layers: a head by itself has one of its own unless it is said."""
+    model = nn.Sequential(nn.Embedding(3000, 16), nn.Linear(16, 3000))
+    tb.compress_(model, RANK, fit=False, std=std)
+    assert [of_table(layer) for layer in model] == pytest.approx(expected, rel=2e-3)
+    tied = Model(tied=True)
+    tb.compress_(tied, RANK, fit=False, std=std)
+    assert of_table(tied.head) == pytest.approx(expected[0], rel=2e-3)
+
+
+def of_table(layer):
+    return float(layer.weight.detach().clone().double().square().mean().sqrt())
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_dtype_and_what_is_frozen_stay(dtype):
     model = Model(tied=True).to(dtype)
@@ -238,6 +253,8 @@ def test_scaled_subclasses_keep_their_scale_and_others_are_refused(tmp_path):
         ),
         (lambda m: tb.compress_(m.words, RANK), TypeError, "cannot be replaced in itself"),
         (lambda m: tb.compress_(m, {"words": RANK, "ids": tb.LowRank(ratio=1e9)}), ValueError, "ids: ratio=1e"),
+        (lambda m: tb.compress_(m, RANK, std=0.5), ValueError, "std=0.5 is for tables that are drawn anew, fit=False"),
+        (lambda m: tb.compress_(m, RANK, fit=False, std="xavier"), ValueError, 'or "glorot"'),
         (lambda m: tb.compress_(m, tb.QuantizedRows(), fit=False), ValueError, "words: quantized_rows cannot be drawn"),
     ],
 )

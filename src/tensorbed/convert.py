@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -15,12 +15,18 @@ from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.described import put
 from tensorbed.nn.embedding import Embedding, ScaledEmbedding
 from tensorbed.nn.head import Head
-from tensorbed.nn.options import check_format
+from tensorbed.nn.options import Deviation, check_format, check_options
 from tensorbed.nn.table import StructuredTable
 from tensorbed.plans import Plan
 from tensorbed.progress import about, track
 from tensorbed.report import Entry, Report
 from tensorbed.structures import Format, Use
+
+
+class _Drawn(NamedTuple):
+    """How tables are drawn that are not fitted."""
+
+    std: Deviation
 
 
 def compress_(
@@ -31,6 +37,7 @@ def compress_(
     skip: Sequence[str] = (),
     tied: str = "keep",
     fit: bool = True,
+    std: Deviation = None,
     include_heads: bool = True,
     calibrate: Callable[[Any], object] | None = None,
 ) -> Report:
@@ -53,6 +60,8 @@ def compress_(
         skip: patterns of names to leave alone; one that no table or head matches is refused.
         tied: ``"keep"`` tables that share their weight sharing it, or ``"untie"`` them.
         fit: to the table that is there; ``False`` draws anew, for training from scratch.
+        std: of tables that are drawn anew, ``"glorot"`` for the paper's; by default 0.3, and ``1 / sqrt(in_features)``
+            of heads that share no table.
         calibrate: called with the model, to run it on typical inputs. Which rows are looked up and what vectors meet
             the heads is recorded meanwhile, and formats that can weigh their errors by it do.
 
@@ -64,6 +73,9 @@ def compress_(
     _check(model, format, min_rows, skip, tied)
     require_bool(fit, "fit")
     require_bool(include_heads, "include_heads")
+    check_options(std=std)
+    if fit and std is not None:
+        raise ValueError(f"std={std!r} is for tables that are drawn anew, fit=False; a fit has the scale of its table.")
     if calibrate is not None and not (fit and callable(calibrate)):
         raise ValueError("calibrate is a function that runs the model, for fit=True; leave it out else.")
     before = _sizes(model)
@@ -74,7 +86,8 @@ def compress_(
     uses: Mapping[str, Use] = {}
     if calibrate is not None:
         uses = recorded(model, {name: one for table in tables for name, one in table.places.items()}, calibrate)
-    made = [_made(table, tied, fit, uses) for table in track(tables, "compressing tables")]
+    drawn = None if fit else _Drawn(std)
+    made = [_made(table, tied, drawn, uses) for table in track(tables, "compressing tables")]
     layers = {name: layer for replaced, _ in made for name, layer in replaced.items()}
     check_layers(model, layers.values())
     put(model, layers)
@@ -107,7 +120,7 @@ def _sizes(model: nn.Module) -> tuple[int, int]:
 
 
 def _made(
-    table: Weight, tied: str, fit: bool, uses: Mapping[str, Use]
+    table: Weight, tied: str, drawn: _Drawn | None, uses: Mapping[str, Use]
 ) -> tuple[dict[str, StructuredTable], list[Entry]]:
     """The layers for all places of a weight, and what to report of them."""
     groups = [{name: module} for name, module in table.places.items()] if tied == "untie" else [table.places]
@@ -120,7 +133,7 @@ def _made(
         # Tables before heads, which share theirs.
         for name, module in sorted(places.items(), key=lambda item: isinstance(item[1], nn.Linear)):
             with naming(name), about(name):
-                layer = by_module.get(id(module)) or _layer(module, table.formats[name], first, fit, use)
+                layer = by_module.get(id(module)) or _layer(module, table.formats[name], first, drawn, use)
             layer.train(module.training)
             by_module[id(module)], first = layer, first or layer
             replaced[name] = layer
@@ -130,10 +143,10 @@ def _made(
 
 
 def _layer(
-    module: nn.Module, format: Format, first: StructuredTable | None, fit: bool, use: Use | None
+    module: nn.Module, format: Format, first: StructuredTable | None, drawn: _Drawn | None, use: Use | None
 ) -> StructuredTable:
     if isinstance(module, nn.Linear):
-        head = _new_head(module, format, fit, use) if first is None else Head.tied_to(first)
+        head = _new_head(module, format, drawn, use) if first is None else Head.tied_to(first)
         head.bias = module.bias
         return head
     options = _options(module)
@@ -146,10 +159,10 @@ def _layer(
     kind = _kind(module)
     weight: Tensor = module.weight  # type: ignore[assignment]
     layer: StructuredTable
-    if fit:
+    if drawn is None:
         layer = kind.from_pretrained(weight, format, not weight.requires_grad, use=use, **options)
     else:
-        layer = kind(*weight.shape, format, device=weight.device, dtype=weight.dtype, **options)
+        layer = kind(*weight.shape, format, std=drawn.std, device=weight.device, dtype=weight.dtype, **options)
         layer.requires_grad_(weight.requires_grad)
     if isinstance(layer, ScaledEmbedding):
         scale: Any = module.embed_scale
@@ -169,11 +182,12 @@ def _options(module: nn.Module) -> dict[str, Any]:
     return {name: getattr(module, name) for name in names}
 
 
-def _new_head(module: nn.Linear, format: Format, fit: bool, use: Use | None) -> Head:
+def _new_head(module: nn.Linear, format: Format, drawn: _Drawn | None, use: Use | None) -> Head:
     weight = module.weight
-    if fit:
+    if drawn is None:
         return Head.from_pretrained(weight, format, not weight.requires_grad, use=use)
-    head = Head(module.in_features, module.out_features, format, device=weight.device, dtype=weight.dtype)
+    sizes = module.in_features, module.out_features
+    head = Head(*sizes, format, std=drawn.std, device=weight.device, dtype=weight.dtype)
     head.requires_grad_(weight.requires_grad)
     return head
 
