@@ -183,7 +183,7 @@ def test_errors_of_torch_are_told_in_a_line(monkeypatch):
         raise RuntimeError("not enough\n memory")
 
     monkeypatch.setattr("tensorbed.cli.look_into", fail)
-    result = CliRunner().invoke(app, ["inspect", "x"])
+    result = CliRunner().invoke(app, ["inspect", "x.safetensors"])
     assert (result.exit_code, result.stderr) == (1, "tensorbed: not enough memory\n")
 
 

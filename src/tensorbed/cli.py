@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 from collections import Counter
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -174,8 +173,8 @@ def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
         match = _SIZE.fullmatch(text)
         if match is None:
             raise typer.BadParameter(
-                f"{text!r} is neither a table nor a model; give rows and columns as ROWSxDIM, for instance 267735x512, "
-                "or one model, as a folder or as owner/name."
+                f"{text!r} is neither a table nor a model: there is no file or folder {text}; give rows and columns as "
+                "ROWSxDIM, for instance 267735x512, or one model, as a folder or as owner/name of the Hugging Face Hub."
             )
         if len(text) > _DIGITS:
             raise ValueError(f"{text[:20]}...: {len(text)} characters are a table of more numbers than one can have.")
@@ -229,8 +228,9 @@ def compress(
     if calibrate is not None and format in (_Name.tt, _Name.tr):
         raise typer.BadParameter("--calibrate is for pq, lr, int8, int4, hot and auto; tt and tr cannot weigh errors.")
     texts = None if calibrate is None else _integration("verifying").read_texts(calibrate)
+    folder = _local_folder(source)
     done = _integration("compressing").compress_folder(
-        _local_folder(source),
+        folder,
         out,
         chosen,
         ratio=ratio,
@@ -244,11 +244,12 @@ def compress(
         dtype=None if dtype is None else getattr(torch, dtype),
         tell=lambda message: terminal.complain(f"tensorbed: {terminal.in_its_words(message)}"),
         careful=not yes,
+        hub_name=None if folder == source else str(source),
     )
     if as_json:
         _print_json(done.to_dict())
     else:
-        terminal.show_compressed(replace(done, source=source))
+        terminal.show_compressed(done)
 
 
 def _format(name: _Name, ratio: float | None, budget: str | None) -> tuple[Format | None, float | None]:

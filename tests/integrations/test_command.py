@@ -285,8 +285,10 @@ def test_a_gguf_is_taken_where_it_is_alone(made, tmp_path):
     (tmp_path / "one.gguf").touch()
     assert folders.opened(tmp_path).gguf == "one.gguf"
     (tmp_path / "two.gguf").touch()
-    with pytest.raises(FileNotFoundError, match="it has 2 GGUF files"):
-        folders.opened(tmp_path)
+    for _ in range(2):  # a config beside them changes nothing
+        with pytest.raises(ValueError, match=r"the model in GGUF files, one\.gguf, two\.gguf: choose one"):
+            folders.opened(tmp_path)
+        (tmp_path / "config.json").write_text("{}")
     both = tmp_path / "both"
     shutil.copytree(made / "bert", both)
     (both / "one.gguf").touch()
@@ -319,6 +321,29 @@ def test_what_compress_refuses(made, tmp_path):
     ):
         assert "(see " in refused("compress", made / "bert", out, *options, code=2)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("format", ["int8", "auto"])
+def test_where_nothing_can_be_compressed_it_is_said_what_would_help(made, tmp_path, format):
+    command = ("compress", made / "bert", tmp_path / "out", "--format", format)
+    few = refused(*command)
+    assert f"{made / 'bert'}: nothing can be compressed: embeddings.word_embeddings (320 rows, --min-rows 2,000)" in few
+    assert few.endswith(". To take them lower --min-rows.")
+    skipped = refused(*command, "--min-rows", "1", "--skip", "*word*", "--skip", "*_[pt]*", "--skip", "*.[pt]*")
+    assert "embeddings.word_embeddings (left out by --skip *word*)" in skipped
+    assert skipped.endswith("). To take them leave out the pattern of --skip.")
+    both = refused(*command, "--skip", "*word*")
+    assert both.endswith(". To take them lower --min-rows, or leave out the pattern of --skip.")
+    heads = refused("compress", made / "llama", tmp_path / "out", "--format", format, *SMALL, "--no-heads")
+    assert (
+        "(a head, and --no-heads); compress both, skip model.embed_tokens too, or break the tie with --untie." in heads
+    )
+
+
+def test_what_is_left_has_its_true_reason(made, tmp_path):
+    said = run("compress", made / "bert", tmp_path / "out", "--min-rows", "10", "--skip", "*position*")
+    assert "left as it was: embeddings.position_embeddings, left out by --skip *position*" in said
+    assert "left as it was: embeddings.token_type_embeddings, 2 rows, --min-rows 10" in said
 
 
 def test_int8_says_that_it_has_its_own_ratio(made, tmp_path):
