@@ -116,6 +116,11 @@ def test_the_command_says_what_is_installed():
     assert json.loads(done.stdout)["tensorbed"] == tensorbed.__version__
 
 
+def test_the_command_says_its_version():
+    done = run(COMMAND, "--version")
+    assert (done.returncode, done.stdout) == (0, f"tensorbed {tensorbed.__version__}\n"), done.stderr
+
+
 @pytest.mark.parametrize(
     "arguments", [(), ("--help",), ("plan", "267735x512", "--ratio", "50"), ("info", "--yaml")], ids=str
 )
@@ -124,5 +129,6 @@ def test_other_commands_say_what_to_install(arguments):
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.splitlines()[-1] == (
-        'the command tensorbed needs typer and rich for all but info: pip install "typer>=0.15" "rich>=13"'
+        'the command tensorbed needs typer and rich for all but info and --version: pip install "typer>=0.15" '
+        '"rich>=13"'
     )
