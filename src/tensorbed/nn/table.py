@@ -329,6 +329,8 @@ class StructuredTable(nn.Module):
         """
         for name in shared_names(self):
             setattr(self, name, getattr(source, name))
+        if self._deviation() != source._deviation():  # drawn anew it is the source's table, and not a head's own
+            self.std = source._deviation()
         if source._peers is None:
             source._peers = Peers(source)
         self._peers = source._peers
