@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,27 +93,14 @@ def write_note(folder: Path, note: str) -> None:
     card.write_bytes(written.encode("utf-8", "surrogateescape"))
 
 
-def install(model: PreTrainedModel) -> None:
-    """``save_pretrained``, of whichever part, writes the note too."""
-    for part in model.modules():
-        if isinstance(part, PreTrainedModel):
-            # Not a closure: models are pickled and copied.
-            object.__setattr__(part, "save_pretrained", partial(_save_pretrained, part))
-
-
-def uninstall(model: PreTrainedModel) -> None:
-    """Back to the class's own."""
-    for part in model.modules():
-        part.__dict__.pop("save_pretrained", None)
-
-
-def _save_pretrained(
+def save_pretrained(
     model: PreTrainedModel,
     save_directory: str | os.PathLike[str],
     is_main_process: bool = True,
     *args: Any,
     **options: Any,
 ) -> None:
+    """The model's own, of whichever part, which writes the note too."""
     type(model).save_pretrained(model, save_directory, is_main_process, *args, **options)
     adapters_alone = getattr(model, "_hf_peft_config_loaded", False)
     if is_main_process and tables(model) and not adapters_alone and Path(save_directory).is_dir():

@@ -16,15 +16,19 @@ from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
 from tensorbed.convert import compress_
-from tensorbed.integrations.transformers import cards, checksums, resizing, ties
+from tensorbed.integrations.transformers import checksums, resizing
+from tensorbed.integrations.transformers.cards import save_pretrained
 from tensorbed.integrations.transformers.config import GGUF, METHOD, METHOD_IN_FILES, TensorbedConfig
 from tensorbed.integrations.transformers.ties import (
+    override,
+    remove_overrides,
     restore,
     rewrite,
     separate,
     share_tensors,
     sources_of,
     tables,
+    tie_weights,
     untied,
 )
 from tensorbed.nn.described import described, put, rebuilt
@@ -34,6 +38,7 @@ from tensorbed.nn.table import StructuredTable, shared_names
 from tensorbed.printable import short_messages
 
 _HINT = "[compressed: import tensorbed.integrations.transformers before loading]"
+_OVERRIDES = {"tie_weights": tie_weights, "save_pretrained": save_pretrained}
 # Models draw the weights of all their layers anew before a file is read, unless marked; ours are never drawn that way.
 LazyTable._is_hf_initialized = True  # type: ignore[attr-defined]
 
@@ -114,9 +119,7 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
             made[name] = _filled(dense.get_submodule(name), layer, dtype)
         put(model, made)
         restore(model, broken)
-        cards.uninstall(model)
-        resizing.uninstall(model)
-        ties.uninstall(model)
+        remove_overrides(model, (*_OVERRIDES, *resizing.METHODS))
         model.tie_weights()
         return model if dtype in (None, own) else model.to(dtype)
 
@@ -149,9 +152,8 @@ def adopt(model: PreTrainedModel) -> PreTrainedModel:
 def _adopt(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
     share_tensors(model, sources)
     rewrite(model, sources)
-    ties.install(model)
+    override(model, _OVERRIDES)
     resizing.install(model)
-    cards.install(model)
     if not isinstance(getattr(model, "hf_quantizer", None), TensorbedQuantizer):
         _own_config(model)
     for part in model.modules():

@@ -13,7 +13,7 @@ from tensorbed.nn.described import identity, put
 from tensorbed.nn.resizing import resized
 from tensorbed.nn.table import StructuredTable
 
-_METHODS = ("_get_resized_embeddings", "_get_resized_lm_head")
+METHODS = ("_get_resized_embeddings", "_get_resized_lm_head")
 
 
 def install(model: PreTrainedModel) -> None:
@@ -25,16 +25,9 @@ def install(model: PreTrainedModel) -> None:
             held = {identity(layer) for layer in inside}
             # Whether all layers over its tables are its own.
             closed = sum(identity(layer) in held for layer in every) == len(inside)
-            for name in _METHODS:
+            for name in METHODS:
                 # Not a closure: models are pickled and copied.
                 object.__setattr__(part, name, partial(_resized, part, name, closed))
-
-
-def uninstall(model: PreTrainedModel) -> None:
-    """Back to the class's own."""
-    for part in model.modules():
-        for name in _METHODS:
-            part.__dict__.pop(name, None)
 
 
 def _resized(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -49,21 +49,24 @@ def separate(model: nn.Module) -> None:
         put(model, {name: alone})
 
 
-def install(model: PreTrainedModel) -> None:
-    """After ``model.tie_weights()``, of whichever part, layers that share tensors go on when they are moved."""
+def override(model: PreTrainedModel, methods: Mapping[str, Callable[..., Any]]) -> None:
+    """Set methods on the model and on those inside of it, of which any may be called."""
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
-            # Not a closure: models are pickled and copied.
-            object.__setattr__(part, "tie_weights", partial(_tie_weights, part))
+            for name, method in methods.items():
+                # Not a closure: models are pickled and copied.
+                object.__setattr__(part, name, partial(method, part))
 
 
-def uninstall(model: PreTrainedModel) -> None:
+def remove_overrides(model: PreTrainedModel, names: Iterable[str]) -> None:
     """Back to the class's own."""
     for part in model.modules():
-        part.__dict__.pop("tie_weights", None)
+        for name in names:
+            part.__dict__.pop(name, None)
 
 
-def _tie_weights(model: PreTrainedModel, *args: Any, **options: Any) -> None:
+def tie_weights(model: PreTrainedModel, *args: Any, **options: Any) -> None:
+    """After it, of whichever part, layers that share tensors go on when they are moved."""
     type(model).tie_weights(model, *args, **options)
     share_tensors(model, sources_of(tables(model)))
 
