@@ -36,7 +36,7 @@ def trials() -> Iterator[Trial]:
     yield from over_deviations([*uses, *heads], list(FORMATS), lr=3e-3)
     for lr in (1e-3, 1e-2):
         yield from over_deviations(uses, ["dense", "tt32"], lr=lr)
-    yield from over_deviations(uses[:4], ["tt32"], lr=1e-3, dim=384)
+    yield from over_deviations([uses[0], uses[2]], ["tt32"], lr=1e-3, dim=384)
     yield from over_deviations(uses[:4], ["tt32"], lr=3e-3, decay=0.1)
     yield from over_deviations(uses[:4], ["tt32"], lr=3e-3, warm_up=True)
 
