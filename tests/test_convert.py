@@ -146,18 +146,21 @@ def test_drawn_anew_for_training_from_scratch():
     report = tb.compress_(model, RANK, fit=False)
     assert all(entry.error is None for entry in report.entries)
     assert report.warnings == []
-    assert float(model.words.weight.detach().square().mean().sqrt()) == pytest.approx(0.3, rel=1e-3)
+    assert of_table(model.words) == pytest.approx(16**-0.5, rel=1e-3)
 
 
 @pytest.mark.parametrize(("std", "expected"), [(None, (0.3, 0.25)), (0.7, (0.7, 0.7)), ("glorot", (0.0257, 0.0257))])
 def test_drawn_anew_with_a_deviation(std, expected):
-    """That of layers: a head by itself has one of its own unless it is said."""
+    """Unless it is said, that of heads for all tables that score."""
     model = nn.Sequential(nn.Embedding(3000, 16), nn.Linear(16, 3000))
     tb.compress_(model, RANK, fit=False, std=std)
     assert [of_table(layer) for layer in model] == pytest.approx(expected, rel=2e-3)
     tied = Model(tied=True)
     tb.compress_(tied, RANK, fit=False, std=std)
-    assert of_table(tied.head) == pytest.approx(expected[0], rel=2e-3)
+    assert of_table(tied.words) == pytest.approx(expected[1], rel=2e-3)
+    tied = Model(tied=True)
+    tb.compress_(tied, RANK, fit=False, std=std, tied="untie")
+    assert [of_table(layer) for layer in (tied.words, tied.head)] == pytest.approx(expected, rel=2e-3)
 
 
 def of_table(layer):

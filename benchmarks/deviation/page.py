@@ -13,7 +13,7 @@ Cell = tuple[Any, ...]
 # In the order of training.deviations.
 NAMES = ('`"glorot"`', "`nn.Linear`'s", "1/sqrt(dim)", "0.3", "1")
 PAPER = 0
-DEFAULTS = {"embedding": 3, "tied": 3, "head": 2}
+DEFAULTS = {"embedding": 3, "tied": 2, "head": 2}
 NEAR = 1.02  # of the best loss of a line
 USES = {
     "embedding": "looked up only, beside a dense head",

@@ -14,7 +14,7 @@ from tensorbed.frameworks import check_layers, tell
 from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.described import put
 from tensorbed.nn.embedding import Embedding, ScaledEmbedding
-from tensorbed.nn.head import Head
+from tensorbed.nn.head import Head, scoring_std
 from tensorbed.nn.options import Deviation, check_format, check_options
 from tensorbed.nn.table import StructuredTable
 from tensorbed.plans import Plan
@@ -61,7 +61,7 @@ def compress_(
         tied: ``"keep"`` tables that share their weight sharing it, or ``"untie"`` them.
         fit: to the table that is there; ``False`` draws anew, for training from scratch.
         std: of tables that are drawn anew, ``"glorot"`` for the paper's; by default 0.3, and ``1 / sqrt(in_features)``
-            of heads that share no table.
+            of heads and of tables that they share.
         calibrate: called with the model, to run it on typical inputs. Which rows are looked up and what vectors meet
             the heads is recorded meanwhile, and formats that can weigh their errors by it do.
 
@@ -127,13 +127,15 @@ def _made(
     replaced: dict[str, StructuredTable] = {}
     entries = []
     for places in groups:
+        scores = any(isinstance(module, nn.Linear) for module in places.values())
+        as_drawn = _Drawn(scoring_std(table.tensor.shape[1])) if scores and drawn == _Drawn(None) else drawn
         use = together(uses[name] for name in places) if uses else None
         first: StructuredTable | None = None
         by_module: dict[int, StructuredTable] = {}
         # Tables before heads, which share theirs.
         for name, module in sorted(places.items(), key=lambda item: isinstance(item[1], nn.Linear)):
             with naming(name), about(name):
-                layer = by_module.get(id(module)) or _layer(module, table.formats[name], first, drawn, use)
+                layer = by_module.get(id(module)) or _layer(module, table.formats[name], first, as_drawn, use)
             layer.train(module.training)
             by_module[id(module)], first = layer, first or layer
             replaced[name] = layer

@@ -196,8 +196,8 @@ class Head(StructuredTable):
         super()._load_from_state_dict(*args)
 
     def _default_std(self) -> float:
-        """Scores of vectors with entries of size 1 have size 1; a table that is tied is born as its embedding's."""
-        return self._tied[0]._default_std() if self._tied else float(self.in_features**-0.5)
+        """A table that is tied is born as its embedding's."""
+        return self._tied[0]._default_std() if self._tied else scoring_std(self.in_features)
 
     @property
     def is_tied(self) -> bool:
@@ -343,6 +343,11 @@ class Head(StructuredTable):
         return f"{self.in_features}, {self.num_classes}{bias}{', tied' if self.is_tied else ''}"
 
 
+def scoring_std(dim: int) -> float:
+    """The deviation at birth of a table that scores: of vectors with entries of size 1 it makes scores of size 1."""
+    return float(dim**-0.5)
+
+
 class EmbeddingAndHead(NamedTuple):
     """Both ends of a model: ``embedding, head = tb.embedding_and_head(...)``."""
 
@@ -376,20 +381,14 @@ def embedding_and_head(
         format: of both.
         tied: whether the head computes with the embedding's table, see :meth:`Head.tied_to`.
         bias, memory_budget: of the head.
-        options: of the embedding, ``padding_idx`` for instance; ``std``, if given, holds for both.
+        options: of the embedding, ``padding_idx`` for instance; ``std``, if given, holds for both, and one table for
+            both is drawn with ``1 / sqrt(embedding_dim)`` if not.
     """
-    require_bool(tied, "tied")
+    if require_bool(tied, "tied") and options.get("std") is None:
+        options["std"] = scoring_std(require_positive(embedding_dim, "embedding_dim"))
     embedding = Embedding(num_embeddings, embedding_dim, format, device=device, dtype=dtype, **options)
     if tied:
         return EmbeddingAndHead(embedding, Head.tied_to(embedding, bias, memory_budget=memory_budget))
-    head = Head(
-        embedding_dim,
-        num_embeddings,
-        format,
-        bias,
-        std=options.get("std"),
-        memory_budget=memory_budget,
-        device=device,
-        dtype=dtype,
-    )
+    sizes, std = (embedding_dim, num_embeddings), options.get("std")
+    head = Head(*sizes, format, bias, std=std, memory_budget=memory_budget, device=device, dtype=dtype)
     return EmbeddingAndHead(embedding, head)

@@ -199,7 +199,7 @@ class StructuredTable(nn.Module):
         return self._default_std() if self.std is None else float(self.std)
 
     def _default_std(self) -> float:
-        """Near the best for tables that are looked up, mostly also where a head is tied to them."""
+        """Near the best for tables that are looked up."""
         return 0.3
 
     @property
