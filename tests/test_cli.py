@@ -110,7 +110,7 @@ def test_inspecting_a_file(tmp_path):
     words, head = found["layers"]
     assert words["spectrum"] == head["spectrum"]
     assert sum(value > 1e-6 for value in words["spectrum"]) == 4
-    assert words["std"] == pytest.approx(0.3, rel=0.05)
+    assert words["std"] == pytest.approx(16**-0.5, rel=0.05)
 
 
 def test_inspecting_a_file_that_others_wrote(tmp_path):
