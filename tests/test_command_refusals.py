@@ -88,7 +88,7 @@ def test_a_ratio_that_makes_nothing_smaller_is_wrong_usage(command, ratio):
         ('leave it out with skip=["lm_head"].', "leave it out with --skip lm_head."),
         ('break the tie with tied="untie".', "break the tie with --untie."),
         ("lm_head (include_heads=False)", "lm_head (--no-heads)"),
-        ("512 rows, min_rows is 2,000", "512 rows, --min-rows 2,000"),
+        ("512 rows, fewer than min_rows=2,000", "512 rows, fewer than --min-rows 2,000"),
         ("no table of at least min_rows=2000 rows", "no table of at least --min-rows 2000 rows"),
         ("To take them lower min_rows, or leave out the", "To take them lower --min-rows, or leave out the"),
         ('words (left out by skip=["w*"]).', "words (left out by --skip w*)."),

@@ -49,7 +49,7 @@ def test_one_line(tied):
     assert report.numbers_after == sum(p.numel() for p in model.parameters()) + 16  # the padding row
     names = [entry.names for entry in report.entries]
     assert names == ([("words", "head"), ("ids",)] if tied else [("words",), ("ids",), ("head",)])
-    assert report.left == {"kinds": "10 rows, min_rows is 2,000"}
+    assert report.left == {"kinds": "10 rows, fewer than min_rows=2,000"}
     logits = model.head(model.body(model.words(torch.arange(5))))
     assert logits.shape == (5, 3000)
 
@@ -343,7 +343,7 @@ def test_patterns_take_no_layer_that_is_no_head():
     model = Model()
     report = tb.compress_(model, {"bod*": RANK, "words": RANK})
     assert type(model.body) is nn.Linear
-    assert report.left["body"] == "16 rows, min_rows is 2,000"
+    assert report.left["body"] == "16 rows, fewer than min_rows=2,000"
     wide = nn.ModuleDict({"words": nn.Embedding(3000, 8), "up": nn.Linear(8, 4000)})
     tb.compress_(wide, {"*": RANK})
     assert type(wide["up"]) is nn.Linear
@@ -405,14 +405,14 @@ def compressed():
         (
             lambda: nn.ModuleDict({"a": nn.Embedding(9, 3)}),
             {},
-            r"a \(9 rows, min_rows is 2,000\)\. To take them lower min_rows\.$",
+            r"a \(9 rows, fewer than min_rows=2,000\)\. To take them lower min_rows\.$",
         ),
         (
             Model,
             {"skip": ["*s"]},
             r'words \(left out by skip=\["\*s"\]\), ids .*\. To take them leave out the pattern of skip=\.$',
         ),
-        (compressed, {}, r"words \(compressed already\).*kinds \(10 rows, min_rows is 2,000\)\."),
+        (compressed, {}, r"words \(compressed already\).*kinds \(10 rows, fewer than min_rows=2,000\)\."),
     ],
 )
 def test_nothing_compressed_says_why(model, options, match):
@@ -429,7 +429,7 @@ def test_what_is_left_says_why():
         model = nn.ModuleDict({name: nn.Embedding(rows, 16) for name, rows in sizes.items()})
         return tb.compress_(model, format(model) if callable(format) else format, **options).left
 
-    few = "300 rows, min_rows is 2,000"
+    few = "300 rows, fewer than min_rows=2,000"
     assert left({"words": RANK, "dense": None}) == {
         "few": "no pattern matches it",
         "others": "no pattern matches it",

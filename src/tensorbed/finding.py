@@ -164,7 +164,7 @@ class _Search:
         return None if self.patterns.first(name) == name else few
 
     def _too_few(self, rows: int) -> str:
-        return f"{rows:,} rows, min_rows is {self.min_rows:,}"
+        return f"{rows:,} rows, fewer than min_rows={self.min_rows:,}"
 
     def find_heads(self, include: bool) -> None:
         """Linear layers that are named, share a weight, are declared to be heads, or look like nothing else."""

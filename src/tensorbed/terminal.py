@@ -48,7 +48,7 @@ _WORDS = tuple(
         (r"\bskip=(?!\w)", "--skip"),
         (r'\btied="untie"', "--untie"),
         (r"\binclude_heads=False", "--no-heads"),
-        (r"\bmin_rows(?:=| is )(?=\d)", "--min-rows "),
+        (r"\bmin_rows=(?=\d)", "--min-rows "),
         (r"\bmin_rows\b", "--min-rows"),
         (r"; if it is a head, name it in a pattern", ""),
         (r", or give formats= that are smaller", ""),

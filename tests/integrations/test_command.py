@@ -327,7 +327,7 @@ def test_what_compress_refuses(made, tmp_path):
 def test_where_nothing_can_be_compressed_it_is_said_what_would_help(made, tmp_path, format):
     command = ("compress", made / "bert", tmp_path / "out", "--format", format)
     few = refused(*command)
-    assert f"{made / 'bert'}: nothing can be compressed: embeddings.word_embeddings (320 rows, --min-rows 2,000)" in few
+    assert f"{made / 'bert'}: nothing can be compressed: embeddings.word_embeddings (320 rows, fewer than --min-rows 2,000)" in few
     assert few.endswith(". To take them lower --min-rows.")
     skipped = refused(*command, "--min-rows", "1", "--skip", "*word*", "--skip", "*_[pt]*", "--skip", "*.[pt]*")
     assert "embeddings.word_embeddings (left out by --skip *word*)" in skipped
@@ -343,7 +343,7 @@ def test_where_nothing_can_be_compressed_it_is_said_what_would_help(made, tmp_pa
 def test_what_is_left_has_its_true_reason(made, tmp_path):
     said = run("compress", made / "bert", tmp_path / "out", "--min-rows", "10", "--skip", "*position*")
     assert "left as it was: embeddings.position_embeddings, left out by --skip *position*" in said
-    assert "left as it was: embeddings.token_type_embeddings, 2 rows, --min-rows 10" in said
+    assert "left as it was: embeddings.token_type_embeddings, 2 rows, fewer than --min-rows 10" in said
 
 
 def test_int8_says_that_it_has_its_own_ratio(made, tmp_path):
