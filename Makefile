@@ -79,6 +79,7 @@ types: .venv/.installed
 
 # torchTT comes as source and is built with the torch that is there: a minute that only the benchmark needs.
 .venv/.peers: .venv/.installed
+	@echo "About to download torchTT as source and setuptools, a few MB, and to build torchTT, a minute or two."
 	$(PIP) --no-build-isolation setuptools torchtt
 	@touch $@
 
@@ -87,6 +88,7 @@ bench: .venv/.peers
 
 # The packages that fetch the public originals and write logs: only here are they needed.
 .venv/.experiments: .venv/.installed
+	@echo "About to download what fetches data and writes logs, datasets and tensorboard, with what they need: 0.1 GB."
 	TENSORBED_NATIVE=$(TENSORBED_NATIVE) $(PIP) --no-build-isolation -e '.[experiments]'
 	@touch $@
 

@@ -62,9 +62,10 @@ _HOW = """
 rows. *Error* is `||W - fit||_F / ||W||_F`. Calibration may raise the error: it lowers what counts, errors of rows that
 are used and in directions that hidden vectors have.
 
-*Asked* is the least ratio; a format takes the largest size that keeps it. Product quantisation has one byte for each
-1, 2, 3, ... columns and nothing between, so that ratio 4 is what stands under 7. Seconds are those of one thread of a
-busy machine, calibration included. Rows that were not measured yet are not shown; the commands go on with them.
+*Asked* is the ratio that was asked for; *ratio* is what came of it, the smallest that the format has from there on.
+Product quantisation keeps a byte for each column (a ratio of about 4), for each two (7.5), for each three (11) and so
+on, and nothing between: asked for 8 it has 11. Seconds are those of one thread of a busy machine, calibration included.
+Rows that were not measured yet are not shown; the commands go on with them.
 """
 _ABOUT = {
     "all-MiniLM-L6-v2": """

@@ -114,7 +114,14 @@ def test_the_command_says_what_is_installed():
     assert json.loads(done.stdout)["tensorbed"] == tensorbed.__version__
 
 
-MISSING = 'the command tensorbed needs typer and rich for all but info: pip install "typer>=0.15" "rich>=13"'
+MISSING = (
+    'the command tensorbed needs typer and rich for all but info and --version: pip install "typer>=0.15" "rich>=13"'
+)
+
+
+def test_the_command_says_its_version():
+    done = run(COMMAND, "--version")
+    assert (done.returncode, done.stdout) == (0, f"tensorbed {tensorbed.__version__}\n"), done.stderr
 
 
 def test_other_commands_say_what_to_install():

@@ -22,7 +22,7 @@ def test_interrupted_by_ctrl_c():
     code = (
         "import signal, sys; from tensorbed.cli import commands; from tensorbed.__main__ import main\n"
         "commands.look_into = lambda what: signal.raise_signal(signal.SIGINT)\n"
-        "sys.argv = ['tensorbed', 'inspect', 'x']; main()"
+        "sys.argv = ['tensorbed', 'inspect', 'x.safetensors']; main()"
     )
     result = python(code, stdout=subprocess.PIPE)
     assert (result.returncode, result.stdout) == (130, "")
@@ -88,9 +88,12 @@ def test_a_ratio_that_makes_nothing_smaller_is_wrong_usage(command, ratio):
         ('leave it out with skip=["lm_head"].', "leave it out with --skip lm_head."),
         ('break the tie with tied="untie".', "break the tie with --untie."),
         ("lm_head (include_heads=False)", "lm_head (--no-heads)"),
-        ("512 rows, min_rows is 2,000", "512 rows, --min-rows 2,000"),
+        ("512 rows, fewer than min_rows=2,000", "512 rows, fewer than --min-rows 2,000"),
         ("no table of at least min_rows=2000 rows", "no table of at least --min-rows 2000 rows"),
-        ("Lower --min-rows (min_rows) if", "Lower --min-rows if"),
+        ("To take them lower min_rows, or leave out the", "To take them lower --min-rows, or leave out the"),
+        ('words (left out by skip=["w*"]).', "words (left out by --skip w*)."),
+        ("leave out the pattern of skip=.", "leave out the pattern of --skip."),
+        ("many, but others have; if it is a head, name it in a pattern", "many, but others have"),
         ("--force (force=True) replaces it", "--force replaces it"),
         ("ask for no less, or give formats= that are smaller.", "ask for no less."),
         ("take tb.QuantizedRows for instance.", "take --format int4 for instance."),

@@ -49,7 +49,7 @@ def test_one_line(tied):
     assert report.numbers_after == sum(p.numel() for p in model.parameters()) + 16  # the padding row
     names = [entry.names for entry in report.entries]
     assert names == ([("words", "head"), ("ids",)] if tied else [("words",), ("ids",), ("head",)])
-    assert report.left == {"kinds": "10 rows, min_rows is 2,000"}
+    assert report.left == {"kinds": "10 rows, fewer than min_rows=2,000"}
     logits = model.head(model.body(model.words(torch.arange(5))))
     assert logits.shape == (5, 3000)
 
@@ -146,7 +146,25 @@ def test_drawn_anew_for_training_from_scratch():
     report = tb.compress_(model, RANK, fit=False)
     assert all(entry.error is None for entry in report.entries)
     assert report.warnings == []
-    assert float(model.words.weight.detach().square().mean().sqrt()) == pytest.approx(0.3, rel=1e-3)
+    assert of_table(model.words) == pytest.approx(16**-0.5, rel=1e-3)
+
+
+@pytest.mark.parametrize(("std", "expected"), [(None, (0.3, 0.25)), (0.7, (0.7, 0.7)), ("glorot", (0.0257, 0.0257))])
+def test_drawn_anew_with_a_deviation(std, expected):
+    """Unless it is said, that of heads for all tables that score."""
+    model = nn.Sequential(nn.Embedding(3000, 16), nn.Linear(16, 3000))
+    tb.compress_(model, RANK, fit=False, std=std)
+    assert [of_table(layer) for layer in model] == pytest.approx(expected, rel=2e-3)
+    tied = Model(tied=True)
+    tb.compress_(tied, RANK, fit=False, std=std)
+    assert of_table(tied.words) == pytest.approx(expected[1], rel=2e-3)
+    tied = Model(tied=True)
+    tb.compress_(tied, RANK, fit=False, std=std, tied="untie")
+    assert [of_table(layer) for layer in (tied.words, tied.head)] == pytest.approx(expected, rel=2e-3)
+
+
+def of_table(layer):
+    return float(layer.weight.detach().clone().double().square().mean().sqrt())
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
@@ -231,9 +249,15 @@ def test_scaled_subclasses_keep_their_scale_and_others_are_refused(tmp_path):
         (lambda m: tb.compress_(m, RANK, tied="both"), ValueError, 'choose "keep" or "untie"'),
         (lambda m: tb.compress_(m, RANK, skip="ids"), TypeError, "list of patterns"),
         (lambda m: tb.compress_(m, RANK, min_rows="few"), TypeError, "min_rows must be an int"),
-        (lambda m: tb.compress_(m, RANK, include_heads=False), ValueError, "head.weight shares the weight of words"),
+        (
+            lambda m: tb.compress_(m, RANK, include_heads=False),
+            ValueError,
+            r"head.weight shares the weight of words.*\(a head, and include_heads=False\)",
+        ),
         (lambda m: tb.compress_(m.words, RANK), TypeError, "cannot be replaced in itself"),
         (lambda m: tb.compress_(m, {"words": RANK, "ids": tb.LowRank(ratio=1e9)}), ValueError, "ids: ratio=1e"),
+        (lambda m: tb.compress_(m, RANK, std=0.5), ValueError, "std=0.5 is for tables that are drawn anew, fit=False"),
+        (lambda m: tb.compress_(m, RANK, fit=False, std="xavier"), ValueError, 'or "glorot"'),
         (lambda m: tb.compress_(m, tb.QuantizedRows(), fit=False), ValueError, "words: quantized_rows cannot be drawn"),
     ],
 )
@@ -319,7 +343,7 @@ def test_patterns_take_no_layer_that_is_no_head():
     model = Model()
     report = tb.compress_(model, {"bod*": RANK, "words": RANK})
     assert type(model.body) is nn.Linear
-    assert report.left["body"] == "16 rows, min_rows is 2,000"
+    assert report.left["body"] == "16 rows, fewer than min_rows=2,000"
     wide = nn.ModuleDict({"words": nn.Embedding(3000, 8), "up": nn.Linear(8, 4000)})
     tb.compress_(wide, {"*": RANK})
     assert type(wide["up"]) is nn.Linear
@@ -378,15 +402,50 @@ def compressed():
             {},
             r"the model has no torch\.nn\.Embedding or torch\.nn\.EmbeddingBag\.",
         ),
-        (lambda: nn.ModuleDict({"a": nn.Embedding(9, 3)}), {}, r"a \(9 rows, min_rows is 2,000\)\."),
-        (Model, {"skip": ["*"]}, r"words \(in skip\), ids \(in skip\), kinds \(in skip\)"),
-        (compressed, {}, r"words \(compressed already\).*kinds \(10 rows, min_rows is 2,000\)\."),
+        (
+            lambda: nn.ModuleDict({"a": nn.Embedding(9, 3)}),
+            {},
+            r"a \(9 rows, fewer than min_rows=2,000\)\. To take them lower min_rows\.$",
+        ),
+        (
+            Model,
+            {"skip": ["*s"]},
+            r'words \(left out by skip=\["\*s"\]\), ids .*\. To take them leave out the pattern of skip=\.$',
+        ),
+        (compressed, {}, r"words \(compressed already\).*kinds \(10 rows, fewer than min_rows=2,000\)\."),
     ],
 )
 def test_nothing_compressed_says_why(model, options, match):
     report = tb.compress_(model(), RANK, **options)
     assert report.entries == ()
     assert re.search(f"nothing was compressed: {match}", str(report))
+
+
+def test_what_is_left_says_why():
+    """Also under a plan, where nobody has named the tables that were too small, or skipped."""
+    sizes = {"words": 4000, "few": 300, "others": 2500, "dense": 2500}
+
+    def left(format, **options):
+        model = nn.ModuleDict({name: nn.Embedding(rows, 16) for name, rows in sizes.items()})
+        return tb.compress_(model, format(model) if callable(format) else format, **options).left
+
+    few = "300 rows, fewer than min_rows=2,000"
+    assert left({"words": RANK, "dense": None}) == {
+        "few": "no pattern matches it",
+        "others": "no pattern matches it",
+        "dense": "its format is None",
+    }
+    assert left(RANK, skip=["o*", "d*"]) == {
+        "few": few,
+        "others": 'left out by skip=["o*"]',
+        "dense": 'left out by skip=["d*"]',
+    }
+    planned = left(lambda model: tb.plan(model, ratio=1.5, skip=["others"], formats=[RANK]), skip=["others"])
+    assert planned == {"few": few, "others": 'left out by skip=["others"]', "dense": "kept dense by the plan"}
+    assert left(lambda model: tb.plan(model, ratio=3, skip=["others"], formats=[RANK])) == {
+        "few": few,
+        "others": "not in the plan",
+    }
 
 
 def test_patterns_twice_do_nothing_the_second_time():

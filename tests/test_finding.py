@@ -168,7 +168,7 @@ def test_a_declared_head_of_another_size_is_taken_unless_it_is_small():
     assert compressed(Declaring("wide", wide=nn.Linear(COLS, ROWS + 64))) == ["words", "wide"]
     report = tb.compress_(model := Declaring("few", few=nn.Linear(COLS, 32)), FORMAT)
     assert type(model.few) is nn.Linear
-    assert report.left == {"few": "32 rows, min_rows is 2,000"}
+    assert report.left == {"few": "32 rows, fewer than min_rows=2,000"}
 
 
 @pytest.mark.parametrize("call", [lambda m, **o: tb.compress_(m, FORMAT, **o), lambda m, **o: tb.plan(m, ratio=2, **o)])

@@ -86,6 +86,16 @@ def test_extras_bring_what_is_imported(extras, places):
     assert imported(*places) - brought <= {"sentence_transformers", "torchtt"}
 
 
+def test_benchmarks_of_models_bring_the_command_that_they_run():
+    # Models by their names on the Hub, which need another, are none of them.
+    assert {*EXTRAS["cli"], *EXTRAS["transformers"]} - {*EXTRAS["models"]} == {"huggingface_hub>=1.0"}
+
+
+def test_extras_agree_on_what_they_want():
+    wanted = {line for extra in EXTRAS.values() for line in extra}
+    assert len(wanted) == len(names(wanted)), sorted(wanted)
+
+
 def test_what_fetches_the_data_of_experiments_is_brought():
     assert {"datasets", "requests", "aiohttp"} <= names(EXTRAS["experiments"])
 

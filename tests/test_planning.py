@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 import tensorbed as tb
-from tensorbed.compress.planning import _chosen, parsed_bytes
+from tensorbed.compress.budgets import parsed_bytes
+from tensorbed.compress.planning import _chosen
 from tensorbed.compress.plans import Option
 
 
@@ -117,14 +118,30 @@ def test_training_from_scratch_takes_trains_of_equal_ratio():
 def test_a_budget_out_of_reach_is_refused_with_the_least_there_is(model, monkeypatch):
     with monkeypatch.context() as patched:
         patched.setattr("tensorbed.compress.planning.fit_table", None)  # known before anything is measured
-        with pytest.raises(ValueError, match=r"10 bytes for all tables.* at the least, a ratio of") as caught:
+        with pytest.raises(ValueError, match=r"^A budget of 10 bytes is out of reach: .*, a ratio of ") as caught:
             tb.plan(model, budget=10, formats=FEW)
-    least = int(re.search(r"they take ([\d,]+) at the least", str(caught.value))[1].replace(",", ""))
+    least = int(re.search(r"take ([\d,]+) bytes at the least", str(caught.value))[1].replace(",", ""))
     assert tb.plan(model, budget=least, formats=FEW).bytes == least
-    with pytest.raises(ValueError, match=f"{least:,} at the least"):
+    with pytest.raises(ValueError, match=f"take {least:,} bytes at the least"):
         tb.plan(model, budget=least - 1, formats=FEW)
-    with pytest.raises(ValueError, match="at the least"):
-        tb.plan({"a": (5000, 16)}, ratio=1e6, purpose="train")
+
+
+@pytest.mark.parametrize("asked", ["10B", "1.5 kB", " 0.25KiB ", "0.0001 mb", "0.000001GiB", 1000.0, 64.5], ids=str)
+def test_what_is_out_of_reach_is_told_as_it_was_asked_for_and_what_is_told_can_be_had(asked):
+    sizes = {"a": (50_000, 16), "b": (30_000, 8)}
+    given = {"ratio": asked} if isinstance(asked, float) else {"budget": asked}
+    formats = [tb.LowRank(rank=1)]
+    with pytest.raises(ValueError, match="is out of reach") as caught:
+        tb.plan(sizes, formats=formats, **given)
+    said = str(caught.value)
+    if isinstance(asked, float):
+        assert said.startswith(f"A ratio of {asked:g} is out of reach: ")
+        given = {"ratio": float(re.search(r"become ([\d.]+) times smaller at the most", said)[1])}
+    else:
+        assert said.startswith(f"A budget of {asked.strip()} is out of reach: ")
+        assert asked.strip().lstrip("0123456789. ") in re.search(r"take (.*) at the least", said)[1]
+        given = {"budget": re.search(r"take (.*) at the least", said)[1]}
+    assert tb.plan(sizes, formats=formats, **given).bytes == 4 * (50_000 + 16 + 30_000 + 8)
 
 
 class Ends(nn.Module):
@@ -304,8 +321,10 @@ def test_tables_may_be_left_out():
     model = Ends()
     plan = tb.plan(model, ratio=4, formats=FEW, skip=["ids", "oth*"])
     assert list(plan) == ["words"]
-    assert tb.compress_(model, plan).left == {"ids": "no format for it"}
-    with pytest.raises(ValueError, match=r"no table of at least.*words: compressed already"):
+    assert tb.compress_(model, plan).left == {"ids": "not in the plan"}
+    with pytest.raises(
+        ValueError, match=r"there is nothing to plan: words \(compressed already\).*ids \(left out by skip"
+    ):
         tb.plan(model, ratio=4, skip=["ids", "other"])
 
 
@@ -364,7 +383,7 @@ def test_budgets(text, count):
         (lambda m: tb.plan(m, budget="20 apples"), ValueError, "give bytes such as"),
         (lambda m: tb.plan(m, budget="0MB"), ValueError, "budget=0"),
         (lambda m: tb.plan(m, ratio=2, purpose="fun"), ValueError, 'choose "pretrained" or "train"'),
-        (lambda m: tb.plan(nn.Linear(2, 2), ratio=2), ValueError, "no table of at least min_rows=2000"),
+        (lambda m: tb.plan(nn.Linear(2, 2), ratio=2), ValueError, "nothing to plan: the model has no torch.nn.Emb"),
         (lambda m: tb.plan(3, ratio=2), TypeError, "takes a model or sizes"),
         (lambda m: tb.plan({"a": (0, 3)}, ratio=2), ValueError, "rows of a=0"),
         (lambda m: tb.plan({"a": 5}, ratio=3), TypeError, r"a=5: give rows and columns, \(rows, cols\)"),

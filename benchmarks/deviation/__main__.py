@@ -19,8 +19,8 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from benchmarks.deviation.page import STDS, of_record, page
-from benchmarks.deviation.training import FORMATS, Trial
+from benchmarks.deviation.page import of_record, page
+from benchmarks.deviation.training import FORMATS, Trial, deviations
 from benchmarks.deviation.worker import run_one, start
 from provenance import ROOT, commit, processor, versions
 
@@ -28,13 +28,15 @@ RESULTS = ROOT / "docs" / "results" / "deviation.jsonl"
 
 
 def trials() -> Iterator[Trial]:
-    """The most telling first: every deviation at one rate, then at others, then with more decay and with a warm-up."""
+    """The most telling first: every deviation at one rate, then at others, in wider models, then with more decay
+    and with a warm-up."""
     uses = [("lstm", "tied"), ("lstm", "embedding"), ("transformer", "tied"), ("transformer", "embedding")]
     uses += [("bag", "embedding")]
     heads = [("lstm", "head"), ("transformer", "head")]
     yield from over_deviations([*uses, *heads], list(FORMATS), lr=3e-3)
     for lr in (1e-3, 1e-2):
         yield from over_deviations(uses, ["dense", "tt32"], lr=lr)
+    yield from over_deviations([uses[0], uses[2]], ["tt32"], lr=1e-3, dim=384)
     yield from over_deviations(uses[:4], ["tt32"], lr=3e-3, decay=0.1)
     yield from over_deviations(uses[:4], ["tt32"], lr=3e-3, warm_up=True)
 
@@ -42,7 +44,8 @@ def trials() -> Iterator[Trial]:
 def over_deviations(uses: list[tuple[str, str]], formats: list[str], **options: Any) -> Iterator[Trial]:
     for model, use in uses:
         for format in formats:
-            yield from (Trial(model, use, format, std, **options) for std in STDS)
+            stds = deviations(options.get("dim", Trial.dim))
+            yield from (Trial(model, use, format, std, **options) for std in stds)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

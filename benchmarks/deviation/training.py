@@ -16,7 +16,6 @@ from demo.training import pace, windows
 from tensorbed.structures import Format
 
 VOCABULARY = 8000
-DIM = 128
 LANES = 16
 STEPS = 300
 CLIP = 1.0
@@ -27,9 +26,11 @@ FORMATS: dict[str, Format] = {
     "tt8": tb.TensorTrain(rank=8),
     "tt32": tb.TensorTrain(rank=32),
 }
-# What nn.Linear draws: uniform within 1 / sqrt(in_features).
-LINEAR_STD = 1 / math.sqrt(3 * DIM)
-GLOROT_STD = math.sqrt(2 / (VOCABULARY + DIM))
+
+
+def deviations(dim: int) -> tuple[float, ...]:
+    """Those that are tried: the paper's, that of ``nn.Linear``, uniform within ``1 / sqrt(dim)``, and larger ones."""
+    return (math.sqrt(2 / (VOCABULARY + dim)), 1 / math.sqrt(3 * dim), 1 / dim**0.5, 0.3, 1.0)
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Trial:
         std: of that table at birth.
         decay: AdamW's, on all parameters alike.
         warm_up: the rate goes up in a line and down in a cosine; else it is constant.
+        dim: the columns of the table, and the width of the model.
     """
 
     model: str
@@ -54,21 +56,22 @@ class Trial:
     decay: float = 0.01
     warm_up: bool = False
     seed: int = 0
+    dim: int = 128
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
 
     def cell(self) -> tuple[Any, ...]:
         """Everything but the deviation: runs of one cell are compared."""
-        return (self.model, self.use, self.format, self.lr, self.decay, self.warm_up, self.seed)
+        return (self.model, self.use, self.format, self.lr, self.decay, self.warm_up, self.seed, self.dim)
 
 
 class Recurrent(nn.Module):
     """An LSTM and a narrowing: ``(length, batch, dim) -> (length, batch, dim)``."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.lstm, self.narrow = nn.LSTM(DIM, 2 * DIM), nn.Linear(2 * DIM, DIM)
+        self.lstm, self.narrow = nn.LSTM(dim, 2 * dim), nn.Linear(2 * dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden: Tensor = self.narrow(self.lstm(x)[0])
@@ -78,11 +81,11 @@ class Recurrent(nn.Module):
 class Transformer(nn.Module):
     """Two layers with the norm first, causal, positions learnt: ``(length, batch, dim) -> (length, batch, dim)``."""
 
-    def __init__(self) -> None:
+    def __init__(self, dim: int) -> None:
         super().__init__()
-        self.positions = nn.Parameter(0.02 * torch.randn(64, 1, DIM))
-        layer = nn.TransformerEncoderLayer(DIM, 4, 4 * DIM, dropout=0.0, activation="gelu", norm_first=True)
-        self.layers = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(DIM), enable_nested_tensor=False)
+        self.positions = nn.Parameter(0.02 * torch.randn(64, 1, dim))
+        layer = nn.TransformerEncoderLayer(dim, 4, 4 * dim, dropout=0.0, activation="gelu", norm_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(dim), enable_nested_tensor=False)
 
     def forward(self, x: Tensor) -> Tensor:
         mask = nn.Transformer.generate_square_subsequent_mask(len(x))
@@ -100,7 +103,7 @@ class Bags(nn.Module):
     def forward(self, words: Tensor) -> Tensor:
         padded = F.pad(words.T, (CONTEXT - 1, 0)).unfold(1, CONTEXT, 1)  # (batch, length, CONTEXT)
         means: Tensor = self.table(padded.reshape(-1, CONTEXT))
-        return means.reshape(*words.T.shape, DIM).transpose(0, 1)
+        return means.reshape(*words.T.shape, -1).transpose(0, 1)
 
 
 class Model(nn.Module):
@@ -109,9 +112,10 @@ class Model(nn.Module):
     def __init__(self, trial: Trial) -> None:
         super().__init__()
         torch.manual_seed(trial.seed)
-        body = {"lstm": Recurrent, "transformer": Transformer, "bag": nn.Identity}[trial.model]()
-        format = FORMATS[trial.format]
-        std = {"embedding": (trial.std, LINEAR_STD), "head": (1.0, trial.std), "tied": (trial.std, trial.std)}
+        body = {"lstm": Recurrent, "transformer": Transformer, "bag": nn.Identity}[trial.model](trial.dim)
+        format, dim = FORMATS[trial.format], trial.dim
+        linear = deviations(dim)[1]
+        std = {"embedding": (trial.std, linear), "head": (1.0, trial.std), "tied": (trial.std, trial.std)}
         embedding_std, head_std = std[trial.use]
         dense = tb.Dense()
         of_embedding, of_head = (format, dense) if trial.use == "embedding" else (dense, format)
@@ -119,14 +123,14 @@ class Model(nn.Module):
             of_embedding = format
         self.head: tb.Head
         if trial.model == "bag":
-            table: Any = tb.EmbeddingBag(VOCABULARY, DIM, of_embedding, std=embedding_std)
+            table: Any = tb.EmbeddingBag(VOCABULARY, dim, of_embedding, std=embedding_std)
             self.body: nn.Module = Bags(table)
         else:
-            table = tb.Embedding(VOCABULARY, DIM, of_embedding, std=embedding_std)
+            table = tb.Embedding(VOCABULARY, dim, of_embedding, std=embedding_std)
             self.body = nn.Sequential(table, body)
         bias = trial.use != "tied"
         self.head = (
-            tb.Head.tied_to(table) if trial.use == "tied" else tb.Head(DIM, VOCABULARY, of_head, bias, std=head_std)
+            tb.Head.tied_to(table) if trial.use == "tied" else tb.Head(dim, VOCABULARY, of_head, bias, std=head_std)
         )
         self.tried = self.head if trial.use == "head" else table
 

@@ -1,6 +1,7 @@
 """``python -m tensorbed``, and the command ``tensorbed``."""
 
 import json
+import os
 import sys
 
 __all__ = ["main"]
@@ -23,13 +24,26 @@ def main() -> None:
 
 def _without_typer(arguments: list[str]) -> str | None:
     """What a base install can tell of itself; for all else, how to install what is missing."""
-    if arguments not in (["info"], ["info", "--json"]):
-        return 'the command tensorbed needs typer and rich for all but info: pip install "typer>=0.15" "rich>=13"'
+    if arguments not in (["--version"], ["info"], ["info", "--json"]):
+        needed = 'pip install "typer>=0.15" "rich>=13"'
+        return f"the command tensorbed needs typer and rich for all but info and --version: {needed}"
+    try:
+        sys.stdout.write(f"{_known(arguments)}\n")
+        sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again at its end
+        return f"tensorbed: standard output cannot be written: {error.strerror}"
+    return None
+
+
+def _known(arguments: list[str]) -> str:
+    from tensorbed._version import __version__
     from tensorbed.info import info
 
+    if arguments == ["--version"]:
+        return f"tensorbed {__version__}"
     facts = info()
-    sys.stdout.write(f"{json.dumps(facts.as_dict(), indent=2) if '--json' in arguments else facts}\n")
-    return None
+    return json.dumps(facts.as_dict(), indent=2) if "--json" in arguments else str(facts)
 
 
 if __name__ == "__main__":

@@ -59,7 +59,7 @@ def test_a_run_killed_at_any_step_or_stopped_by_ctrl_c_ends_as_if_nothing_had_ha
 @pytest.mark.parametrize("more", [("--accumulate", "2"), ("--fsdp", "--accumulate", "2")], ids=["ddp", "fsdp"])
 def test_two_processes_train_what_one_does_and_go_on_after_a_kill(row, data, tmp_path, more):
     """Norms of gradients are compared too: after clipping, and with Adam, losses do not show a wrong factor."""
-    config = row(epochs=30, patience=30, dropout=0.0, clip=1.0)
+    config = row(epochs=12, patience=12, dropout=0.0, clip=1.0)
     one = alone(config, data, tmp_path)
     words = arguments(config, data, tmp_path / "two", "--checkpoint-steps", "1", *more)
     code, _ = stopped([*TORCHRUN, *command(*words)[1:]], signal.SIGTERM, 2)

@@ -229,7 +229,7 @@ def test_planning_and_inspecting_a_folder(made):
 def test_inspecting_dense_tables(tmp_path):
     folder = make_llama(tmp_path / "large", vocab_size=2400)
     said = run("inspect", folder)
-    assert "lm_head             Linear (tied)  dense" in said
+    assert "lm_head             Linear (tied), dense 2,400 x 32" in said
     assert "model.embed_tokens could be QuantizedRows(bits=8)" in said
     assert f"tensorbed plan {folder}" in said
 
@@ -237,7 +237,7 @@ def test_inspecting_dense_tables(tmp_path):
 def test_inspecting_the_file_of_a_folder(made, tmp_path):
     folder = make_llama(tmp_path / "large", vocab_size=2400)
     said = run("inspect", folder / "model.safetensors")
-    assert "model.embed_tokens.weight  tensor  dense  2,400 x 32" in said
+    assert "model.embed_tokens.weight  tensor, dense 2,400 x 32" in said
     said = refused("inspect", made / "small" / "model.safetensors")
     assert said.endswith(f"is of a compressed model; look into its folder, {made / 'small'}.")
 
@@ -285,8 +285,10 @@ def test_a_gguf_is_taken_where_it_is_alone(made, tmp_path):
     (tmp_path / "one.gguf").touch()
     assert folders.opened(tmp_path).gguf == "one.gguf"
     (tmp_path / "two.gguf").touch()
-    with pytest.raises(FileNotFoundError, match="it has 2 GGUF files"):
-        folders.opened(tmp_path)
+    for _ in range(2):  # a config beside them changes nothing
+        with pytest.raises(ValueError, match=r"the model in GGUF files, one\.gguf, two\.gguf: choose one"):
+            folders.opened(tmp_path)
+        (tmp_path / "config.json").write_text("{}")
     both = tmp_path / "both"
     shutil.copytree(made / "bert", both)
     (both / "one.gguf").touch()
@@ -319,6 +321,30 @@ def test_what_compress_refuses(made, tmp_path):
     ):
         assert "(see " in refused("compress", made / "bert", out, *options, code=2)
     assert not out.exists()
+
+
+@pytest.mark.parametrize("format", ["int8", "auto"])
+def test_where_nothing_can_be_compressed_it_is_said_what_would_help(made, tmp_path, format):
+    command = ("compress", made / "bert", tmp_path / "out", "--format", format)
+    few = refused(*command)
+    reason = "embeddings.word_embeddings (320 rows, fewer than --min-rows 2,000)"
+    assert f"{made / 'bert'}: nothing can be compressed: {reason}" in few
+    assert few.endswith(". To take them lower --min-rows.")
+    skipped = refused(*command, "--min-rows", "1", "--skip", "*word*", "--skip", "*_[pt]*", "--skip", "*.[pt]*")
+    assert "embeddings.word_embeddings (left out by --skip *word*)" in skipped
+    assert skipped.endswith("). To take them leave out the pattern of --skip.")
+    both = refused(*command, "--skip", "*word*")
+    assert both.endswith(". To take them lower --min-rows, or leave out the pattern of --skip.")
+    heads = refused("compress", made / "llama", tmp_path / "out", "--format", format, *SMALL, "--no-heads")
+    assert (
+        "(a head, and --no-heads); compress both, skip model.embed_tokens too, or break the tie with --untie." in heads
+    )
+
+
+def test_what_is_left_has_its_true_reason(made, tmp_path):
+    said = run("compress", made / "bert", tmp_path / "out", "--min-rows", "10", "--skip", "*position*")
+    assert "left as it was: embeddings.position_embeddings, left out by --skip *position*" in said
+    assert "left as it was: embeddings.token_type_embeddings, 2 rows, fewer than --min-rows 10" in said
 
 
 def test_int8_says_that_it_has_its_own_ratio(made, tmp_path):

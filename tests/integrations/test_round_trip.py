@@ -45,6 +45,16 @@ def test_formats(format, tied, tmp_path):
     assert (getattr(embedding, first) is getattr(head, first)) is tied
 
 
+def test_tied_heads_are_drawn_as_their_table_is(tmp_path):
+    """Compressed, loaded again, and put beside a model that was saved without a head."""
+    model = compressed("llama", "low_rank")
+    beside = reloaded(reloaded(model, tmp_path / "task", type(model.base_model)), tmp_path / "base", type(model))
+    for one in (model, reloaded(model, tmp_path / "again"), beside):
+        head = one.get_output_embeddings()
+        head.reset_parameters()
+        assert float((head.u @ head.v.T).square().mean().sqrt()) == pytest.approx(0.3, rel=1e-3)
+
+
 def test_a_folder_is_whole_whatever_the_default_device(tmp_path):
     model = compressed("llama", "product_quantized")
     with torch.device("meta"):

@@ -10,32 +10,19 @@ import tensorbed as tb
 
 FORMAT = tb.LowRank(rank=2)
 SIZE = 64  # of positions, and of hidden vectors
+SIZES = {"vocab_size": 320, "hidden_size": SIZE, "max_position_embeddings": SIZE}
 
 
 def gpt_neo(kind="GPTNeoForCausalLM", tied=True):
     """Hidden vectors as wide as there are positions, as in the default configuration."""
-    config = transformers.GPTNeoConfig(
-        vocab_size=320,
-        hidden_size=SIZE,
-        max_position_embeddings=SIZE,
-        num_layers=2,
-        num_heads=2,
-        attention_types=[[["global", "local"], 1]],
-        tie_word_embeddings=tied,
-    )
+    layers = {"num_layers": 2, "num_heads": 2, "attention_types": [[["global", "local"], 1]]}
+    config = transformers.GPTNeoConfig(**SIZES, **layers, tie_word_embeddings=tied)
     torch.manual_seed(0)
     return getattr(transformers, kind)(config)
 
 
 def bert(kind):
-    config = transformers.BertConfig(
-        vocab_size=320,
-        hidden_size=SIZE,
-        max_position_embeddings=SIZE,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        intermediate_size=48,
-    )
+    config = transformers.BertConfig(**SIZES, num_hidden_layers=1, num_attention_heads=2, intermediate_size=48)
     return getattr(transformers, kind)(config)
 
 

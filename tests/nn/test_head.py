@@ -454,3 +454,11 @@ def test_a_tied_head_draws_its_table_as_the_embedding_does():
     head = tb.Head.tied_to(embedding)
     head.reset_parameters()
     assert float(embedding.weight.detach().clone().square().mean().sqrt()) == pytest.approx(0.3, rel=1e-3)
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, 0.25), ({"std": None}, 0.25), ({"std": 0.3}, 0.3)])
+def test_one_table_for_both_ends_is_drawn_as_a_head_is(options, expected):
+    embedding, head = tb.embedding_and_head(300, 16, tb.TensorTrain(rank=4), tied=True, **options)
+    assert float(head.weight.detach().clone().square().mean().sqrt()) == pytest.approx(expected, rel=1e-3)
+    embedding.reset_parameters()
+    assert float(head.weight.detach().clone().square().mean().sqrt()) == pytest.approx(expected, rel=1e-3)

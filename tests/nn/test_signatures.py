@@ -48,6 +48,15 @@ def test_shorthands_show_the_sizes_of_their_format(layer):
     assert sizes | {"rel_error"} <= arguments(layer.from_pretrained).keys()
 
 
+def test_collections_and_both_ends_show_the_options_of_their_tables():
+    bags, fields = arguments(tb.EmbeddingBag), arguments(tb.EmbeddingBagCollection.from_sizes)
+    missing = bags.keys() - fields.keys()
+    assert missing == {"num_embeddings"}
+    ends = arguments(tb.embedding_and_head)
+    assert arguments(tb.Embedding).keys() <= ends.keys()
+    assert {"tied", "bias", "memory_budget"} <= ends.keys()
+
+
 RIGHT = """
 import torch
 import tensorbed as tb
@@ -58,6 +67,8 @@ tb.TTEmbedding(30, 4, ranks=[2, 2], dtype=torch.float64)
 tb.Embedding(30, 4, tb.LowRank(ratio=1.5), impl="reference")
 tb.TTEmbeddingBag(30, 4, 2, mode="sum", include_last_offset=True)
 tb.TTEmbeddingBag.from_pretrained(table, rank=2, mode="max")
+tb.EmbeddingBagCollection.from_sizes({"C1": 30}, 4, tb.Dense(), mode="max", padding_idx=0, device="cpu")
+tb.embedding_and_head(30, 4, tb.Dense(), tied=True, padding_idx=0, std="glorot")
 tb.TTHead(4, 30, rank=2, bias=True, memory_budget=1000)
 layer: tb.TTEmbedding = tb.TTEmbedding.from_pretrained(table, rel_error=0.1, freeze=False, padding_idx=3)
 head: tb.TTHead = tb.TTHead.tied_to(layer, bias=True)
@@ -75,6 +86,8 @@ WRONG = {
     "tb.TTEmbeddingBag.from_pretrained(table, rnk=4)": "rnk",
     "tb.TTHead.from_pretrained(table, rnk=4)": "rnk",
     "tb.TTHead.tied_to(layer, rnk=4)": "rnk",
+    "tb.EmbeddingBagCollection.from_sizes({}, 4, tb.Dense(), mod='sum')": "mod",
+    "tb.embedding_and_head(30, 4, tb.Dense(), rnk=4)": "rnk",
 }
 
 

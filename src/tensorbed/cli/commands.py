@@ -10,7 +10,6 @@ import json
 import re
 import shlex
 from collections import Counter
-from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,8 +22,8 @@ from tensorbed.checks import require_number
 from tensorbed.cli import terminal
 from tensorbed.cli.inspection import inspect as look_into
 from tensorbed.cli.refusals import OneLineErrors
+from tensorbed.compress.budgets import parsed_bytes
 from tensorbed.compress.finding import MIN_ROWS
-from tensorbed.compress.planning import parsed_bytes
 from tensorbed.compress.planning import plan as make_plan
 from tensorbed.info import info as collect
 from tensorbed.structures import Format
@@ -106,8 +105,11 @@ def inspect(
     if folder.is_dir():
         _integration()
     found = look_into(folder)
-    _show(found, as_json)
-    if folder.is_dir() and any(one.possible for one in found.layers) and not as_json:
+    if as_json:
+        _print_json(found.to_dict())
+        return
+    terminal.show_inspection(found)
+    if folder.is_dir() and any(one.possible for one in found.layers):
         terminal.say(f"Measure what that costs: tensorbed plan {shlex.quote(str(what))}")
 
 
@@ -149,8 +151,7 @@ def plan(
     if as_json:
         _print_json({**found.to_dict(), "notes": [*found.notes, *notes]})
     else:
-        lines = [*str(found).split("\n"), *(f"note: {note}" for note in notes)]
-        terminal.say(*map(terminal.in_its_words, lines))
+        terminal.show_plan(found, notes)
 
 
 def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
@@ -161,8 +162,8 @@ def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
         match = _SIZE.fullmatch(text)
         if match is None:
             raise typer.BadParameter(
-                f"{text!r} is neither a table nor a model; give rows and columns as ROWSxDIM, for instance 267735x512, "
-                "or one model, as a folder or as owner/name."
+                f"{text!r} is neither a table nor a model: there is no file or folder {text}; give rows and columns as "
+                "ROWSxDIM, for instance 267735x512, or one model, as a folder or as owner/name of the Hugging Face Hub."
             )
         if len(text) > _DIGITS:
             raise ValueError(f"{text[:20]}...: {len(text)} characters are a table of more numbers than one can have.")
@@ -210,8 +211,9 @@ def compress(
         able = [name for name in _SPELLINGS if (other := _format(name, None, None)[0]) and other.weighs_use]
         raise typer.BadParameter(f"--calibrate is for {', '.join(able)} and auto; {format} cannot weigh errors.")
     texts = None if calibrate is None else _integration().verifying.read_texts(calibrate)
+    folder = _local_folder(source)
     done = _integration().compressing.compress_folder(
-        _local_folder(source),
+        folder,
         out,
         chosen,
         ratio=ratio,
@@ -225,11 +227,12 @@ def compress(
         dtype=None if dtype is None else getattr(torch, dtype),
         tell=lambda message: terminal.complain(f"tensorbed: {terminal.in_its_words(message)}"),
         careful=not yes,
+        hub_name=None if folder == source else str(source),
     )
     if as_json:
         _print_json(done.to_dict())
     else:
-        terminal.show_compressed(replace(done, source=source))
+        terminal.show_compressed(done)
 
 
 def _format(name: str, ratio: float | None, budget: str | None) -> tuple[Format | None, float | None]:
@@ -328,13 +331,6 @@ def _integration() -> Any:
         install = 'pip install "transformers>=5.20" "accelerate>=1.10"'
         raise ValueError(f"folders of models need {missing}: {install}") from None
     return transformers
-
-
-def _show(found: Any, as_json: bool) -> None:
-    if as_json:
-        _print_json(found.to_dict())
-    else:
-        terminal.say(*str(found).split("\n"))
 
 
 def _print_json(found: Any) -> None:

@@ -85,15 +85,19 @@ class Inspection:
             )
             for one in self.layers
         ]
-        lines = aligned([head, *rows], "<<<<>>>><")
+        lines = [*aligned([head, *rows], "<<<<>>>><"), *map(printable, self.remarks())]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    def remarks(self) -> list[str]:
+        """What tables could be, and which cannot be anything."""
+        lines = []
         for one in self.layers:
             if one.possible:
                 said = ", ".join(f"{format} {ratio:.1f} times smaller" for format, ratio in one.possible)
-                lines.append(f"{printable(one.name)} could be {said}.")
+                lines.append(f"{one.name} could be {said}.")
             if not one.finite:
-                name = printable(one.name) or "(alone)"
-                lines.append(f"{name} holds NaN or infinite numbers; no format can be fitted to it.")
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+                lines.append(f"{one.name or '(alone)'} holds NaN or infinite numbers; no format can be fitted to it.")
+        return lines
 
     __repr__ = __str__
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -45,9 +45,12 @@ _WORDS = tuple(
     for pattern, words in (
         (r"(--[a-z-]+) \(\w+(?:=\w+)?\)", r"\1"),  # says both
         (r'\bskip=\["([^"]*)"\]', r"--skip \1"),
+        (r"\bskip=(?!\w)", "--skip"),
         (r'\btied="untie"', "--untie"),
         (r"\binclude_heads=False", "--no-heads"),
-        (r"\bmin_rows(?:=| is )", "--min-rows "),
+        (r"\bmin_rows=(?=\d)", "--min-rows "),
+        (r"\bmin_rows\b", "--min-rows"),
+        (r"; if it is a head, name it in a pattern", ""),
         (r", or give formats= that are smaller", ""),
         (r"\btb\.QuantizedRows\b", "--format int4"),
     )
@@ -125,6 +128,37 @@ def _padded(cell: str, side: str, width: int) -> str:
     return cell + room if side == "<" else room + cell
 
 
+def show_plan(plan: Any, more_notes: Sequence[str]) -> None:
+    """A :class:`Plan`."""
+    console = _console()
+    head, *rows, total = plan.cells()
+    table = _Table(head, "<<<>>>", wraps="format")
+    for row in rows:
+        table.add(*row)
+    table.add(*total, style="bold")
+    table.show(console)
+    _show_notes(console, (*plan.notes, *more_notes))
+
+
+def show_inspection(inspection: Any) -> None:
+    """An :class:`Inspection`."""
+    console = _console()
+    table = _Table(("layer", "is", "MB", "ratio", "std", "spectrum"), "<<>>><", wraps="is")
+    for one in inspection.layers:
+        numbers = (f"{one.ratio:,.1f}", f"{one.std:.3g}", one.bars)
+        table.add(one.name or "(alone)", f"{one.layer}, {one.kind} {one.sizes}", _megabytes(one.bytes), *numbers)
+    table.show(console)
+    for remark in inspection.remarks():
+        console.print(remark)
+    _show_notes(console, inspection.notes)
+
+
+def _show_notes(console: Console, notes: Iterable[str]) -> None:
+    """Each in one line, however long: some have a command to be copied."""
+    for note in notes:
+        console.print(f"note: {in_its_words(note)}", style="yellow", soft_wrap=True)
+
+
 def show_compressed(done: Any) -> None:
     """A :class:`CompressedFolder`, and what to do next."""
     report, console = done.report, _console()
@@ -150,8 +184,7 @@ def show_compressed(done: Any) -> None:
     # Last, where they are seen.
     for warning in report.warnings:
         console.print(f"warning: {in_its_words(warning)}", style="bold yellow", soft_wrap=True)
-    for note in (*report.notes, *done.notes):
-        console.print(f"note: {in_its_words(note)}", style="yellow", soft_wrap=True)
+    _show_notes(console, (*report.notes, *done.notes))
 
 
 def show_verified(found: Any) -> None:
@@ -169,8 +202,7 @@ def show_verified(found: Any) -> None:
         numbers = (f"{perplexity.before:,.3f}", f"{perplexity.after:,.3f}", f"{perplexity.ratio:.4f}")
         table.add(f"perplexity over {perplexity.tokens:,} tokens", *numbers)
         table.show(console)
-    for note in found.notes:
-        console.print(f"note: {note}", style="yellow")
+    _show_notes(console, found.notes)
 
 
 def _times(before: int, after: int) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tensorbed.compress.plans import Plan
 from tensorbed.nn.table import StructuredTable
 from tensorbed.structures import Format
 
@@ -48,7 +49,7 @@ def found_tables(
     search.find_tables()
     search.find_heads(include_heads)
     if tied == "keep":
-        _refuse_broken_ties(search.modules, search.found)
+        _refuse_broken_ties(search.modules, search.found, search.left)
         _refuse_two_formats(search.found.values())
     search.patterns.refuse_unused(search.linears())
     search.refuse_useless_skips()
@@ -113,6 +114,7 @@ class _Search:
 
     def __init__(self, model: nn.Module, format: Formats, min_rows: int, skip: tuple[str, ...]) -> None:
         self.model, self.min_rows, self.skip = model, min_rows, skip
+        self.planned = isinstance(format, Plan)
         self.modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
         self.tables = [n for n, module in self.modules.items() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
         done = [name for name, module in self.modules.items() if isinstance(module, StructuredTable)]
@@ -141,26 +143,28 @@ class _Search:
             else:
                 self.left[name] = reason
         for name in self.tables:
-            spoken = self._is_skipped(name) or self.patterns.is_refused(name)
+            spoken = self._skipped_by(name) is not None or self.patterns.is_refused(name)
             if name in self.left and not spoken and id(self.modules[name].weight) in self.found:
                 self.add(name, None)
                 del self.left[name]
 
-    def _is_skipped(self, name: str) -> bool:
-        return any(matches(name, pattern) for pattern in self.skip)
+    def _skipped_by(self, name: str) -> str | None:
+        return next((pattern for pattern in self.skip if matches(name, pattern)), None)
 
     def _reason_to_stay(self, name: str) -> str | None:
         """Why a table, or a head that was named, is not compressed."""
-        if self._is_skipped(name):
-            return "in skip"
-        if self.patterns.format(name) is None:
-            return "no format for it"
+        if (pattern := self._skipped_by(name)) is not None:
+            return f'left out by skip=["{pattern}"]'
         rows = int(self.modules[name].weight.shape[0])
-        exact = self.patterns.first(name) == name
-        return None if exact or rows >= self.min_rows else self._too_few(rows)
+        few = None if rows >= self.min_rows else self._too_few(rows)
+        if self.patterns.is_refused(name):
+            return "kept dense by the plan" if self.planned else "its format is None"
+        if self.patterns.first(name) is None:  # small tables are in no plan
+            return (few or "not in the plan") if self.planned else "no pattern matches it"
+        return None if self.patterns.first(name) == name else few
 
     def _too_few(self, rows: int) -> str:
-        return f"{rows:,} rows, min_rows is {self.min_rows:,}"
+        return f"{rows:,} rows, fewer than min_rows={self.min_rows:,}"
 
     def find_heads(self, include: bool) -> None:
         """Linear layers that are named, share a weight, are declared to be heads, or look like nothing else."""
@@ -190,7 +194,7 @@ class _Search:
             self._add_head_like(name, include, table)
             if name not in self.left:
                 self.found[id(self.modules[name].weight)].same_rows_as = table.name
-        elif include and not self._is_skipped(name) and not self.patterns.is_refused(name):
+        elif include and self._skipped_by(name) is None and not self.patterns.is_refused(name):
             rows = f"{table.tensor.shape[0]:,} outputs, as many as {table.name} has rows"
             self.left[name] = f"{rows}, but {doubt}; if it is a head, name it in a pattern"
 
@@ -219,7 +223,8 @@ class _Search:
     def _add_head_like(self, name: str, include: bool, table: Weight | None) -> None:
         """A head in the format of its table, unless a pattern speaks of it; without one, sharing its weight."""
         refused = table is not None and self.patterns.is_refused(name)
-        reason = "in skip" if self._is_skipped(name) else "no format for it" if refused else None
+        skipped = self._skipped_by(name) is not None
+        reason = self._reason_to_stay(name) if skipped or refused else None
         self.patterns.use(name)
         format = None if table is None else self.patterns.format(name) or next(iter(table.formats.values()))
         self._add_head(name, include, reason, format)
@@ -228,7 +233,7 @@ class _Search:
         if include and reason is None:
             self.add(name, format)
         else:
-            self.left[name] = reason or "include_heads=False"
+            self.left[name] = reason or "a head, and include_heads=False"
 
     def refuse_useless_skips(self) -> None:
         """A name that is skipped and that nothing has is misspelt, and its table would be compressed in silence."""
@@ -315,13 +320,14 @@ def _refuse_options(name: str, module: Any) -> None:
         )
 
 
-def _refuse_broken_ties(modules: Mapping[str, nn.Module], found: Mapping[int, Weight]) -> None:
+def _refuse_broken_ties(modules: Mapping[str, nn.Module], found: Mapping[int, Weight], left: Mapping[str, str]) -> None:
     """Whoever else holds a weight would go on with the dense one, alone."""
     for name, module in modules.items():
         for own, parameter in module._parameters.items():
             table = found.get(id(parameter))
             if table is not None and name not in table.places:
+                why = f" ({left[name]})" if name in left else ""
                 raise ValueError(
-                    f"{name}.{own} shares the weight of {table.name} and is not among the layers to compress; skip "
-                    f'{table.name} too, or break the tie with tied="untie".'
+                    f"{name}.{own} shares the weight of {table.name} and is not among the layers to compress{why}; "
+                    f'compress both, skip {table.name} too, or break the tie with tied="untie".'
                 )

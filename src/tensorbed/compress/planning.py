@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from decimal import Decimal
 
 import torch
 from torch import Tensor, nn
 
-from tensorbed.checks import naming, require_bool, require_int, require_number, require_positive
+from tensorbed.checks import naming, require_bool, require_int, require_positive
+from tensorbed.compress.budgets import Limit
 from tensorbed.compress.finding import MIN_ROWS, Weight, found_tables
 from tensorbed.compress.plans import Option, Plan
+from tensorbed.compress.report import why_nothing
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.nn.options import check_format
 from tensorbed.progress import about, track
@@ -24,8 +24,6 @@ from tensorbed.structures.registry import plain_format
 _ALIKE = 1e-3  # costs that differ by less are the same
 _ROUNDING = 1e-5  # an error that is none
 _MOST = 2**60  # numbers of a table; bytes are counted in 64 bits
-_BYTES = 2**63 - 1  # of all tables
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 def plan(
@@ -92,22 +90,22 @@ def plan(
     else:
         tables = _empty(model)
         whole = sum(table.nbytes for table, _ in tables.values())
-    allowed = _allowed(budget, ratio, whole)
+    limit = Limit.of(budget, ratio, whole)
     measured = purpose == "pretrained" and not any(table.is_meta for table, _ in tables.values())
-    weighed = formats or _candidates(whole / allowed, measured)
+    weighed = formats or _candidates(limit.ratio, measured)
     careful = careful and measured and formats is None
     bound: dict[str, _Bound] = {}
     for name, (table, reserved) in tables.items():
         with naming(name):
             bound[name] = _bound(table, reserved, weighed)
-    _require_reach(tables, bound, allowed, whole)
+    _require_reach(tables, bound, limit)
     if careful and heads:
         bound |= {name: [(o, s) for o, s in bound[name] if o.format.suits_heads] for name in heads}
-        if (least := _least(tables, bound)) > allowed:
-            raise SpoilsHeadsError(_out_of_reach(allowed, least, whole), heads, whole / least)
+        if (least := _least(tables, bound)) > limit.bytes:
+            raise SpoilsHeadsError(limit.out_of_reach(least), heads, whole / least)
     if measured:
         bound, refusals = _measured(tables, bound)
-        _require_reach(tables, bound, allowed, whole, refusals)
+        _require_reach(tables, bound, limit, refusals)
     dense = plain_format()
     options = {
         name: (
@@ -117,7 +115,7 @@ def plan(
         for name, (table, _) in tables.items()
     }
     sizes = {name: (int(table.shape[0]), int(table.shape[1])) for name, (table, _) in tables.items()}
-    return Plan(sizes, _chosen(options, allowed), options, allowed, whole, same_rows_as)
+    return Plan(sizes, _chosen(options, limit.bytes), options, limit.bytes, whole, same_rows_as)
 
 
 def _candidates(ratio: float, measured: bool) -> list[Format]:
@@ -141,19 +139,10 @@ def _least(tables: _Tables, bound: Mapping[str, _Bound]) -> int:
     return sum(min([table.nbytes, *(one.bytes for one, _ in bound[name])]) for name, (table, _) in tables.items())
 
 
-def _out_of_reach(allowed: float, least: int, whole: int) -> str:
-    return (
-        f"{allowed:,.0f} bytes for all tables: with the formats weighed they take {least:,} at the least, a ratio of "
-        f"{whole / least:.4g}."
-    )
-
-
-def _require_reach(
-    tables: _Tables, bound: Mapping[str, _Bound], allowed: float, whole: int, refusals: Sequence[str] = ()
-) -> None:
-    if (least := _least(tables, bound)) > allowed:
+def _require_reach(tables: _Tables, bound: Mapping[str, _Bound], limit: Limit, refusals: Sequence[str] = ()) -> None:
+    if (least := _least(tables, bound)) > limit.bytes:
         advice = "Ask for no smaller tables, or give formats= that are smaller."
-        raise ValueError(" ".join([_out_of_reach(allowed, least, whole), advice, *refusals[:1]]))
+        raise ValueError(" ".join([limit.out_of_reach(least), advice, *refusals[:1]]))
 
 
 def _check_formats(formats: object) -> None:
@@ -182,8 +171,7 @@ def _weights(model: nn.Module, min_rows: int, skip: Sequence[str], tied: str, in
         raise ValueError(f'tied={tied!r}: choose "keep" or "untie".')
     weights, left = found_tables(model, plain_format(), min_rows, tuple(skip), include_heads, tied)
     if not weights:
-        why = ", ".join(f"{name}: {reason}" for name, reason in left.items())
-        raise ValueError(f"the model has no table of at least min_rows={min_rows} rows{why and f' ({why})'}.")
+        raise ValueError(f"there is nothing to plan: {why_nothing(left)}")
     return weights
 
 
@@ -215,29 +203,6 @@ def _reserved(weight: Weight, name: str) -> int:
     """Bytes of the row that a table with a ``padding_idx`` stores besides."""
     padded = getattr(weight.places[name], "padding_idx", None) is not None
     return weight.tensor.shape[1] * weight.tensor.element_size() if padded else 0
-
-
-def _allowed(budget: str | int | None, ratio: float | None, dense: int) -> float:
-    if (budget is None) == (ratio is None):
-        raise ValueError("give a budget, for instance budget='20MB', or a ratio, and not both.")
-    if ratio is not None:
-        return dense / require_number(ratio, "ratio", low=0)
-    return parsed_bytes(budget)
-
-
-def parsed_bytes(budget: str | int | None) -> int:
-    """``"20MB"``, ``"512 KiB"`` or a number as bytes."""
-    if isinstance(budget, str):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", budget.lower())
-        if match is None or match[2] not in _UNITS:
-            raise ValueError(f"budget={budget!r}: give bytes such as '20MB', '1.5 GB' or '512 KiB'.")
-        count = int(Decimal(match[1]) * _UNITS[match[2]])  # exact, where a float is not
-    else:
-        count = require_int(budget, "budget")
-    if not 1 <= count <= _BYTES:
-        given = str(budget)[:40] if isinstance(budget, str) or abs(count) < 1e300 else "(over 300 digits)"
-        raise ValueError(f"budget={given}: must be at least 1 byte and at most {_BYTES:.4g}.")
-    return count
 
 
 def _bound(table: Tensor, reserved: int, formats: Sequence[Format]) -> _Bound:

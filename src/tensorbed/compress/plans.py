@@ -84,14 +84,18 @@ class Plan(Mapping[str, Format | None]):
         }
         return {"tables": tables, "bytes": self.bytes, "allowed": self.allowed, "notes": self.notes}
 
-    def __str__(self) -> str:
+    def cells(self) -> list[tuple[str, ...]]:
+        """A table for people: a head, a row for each table, and all of them together."""
         head = ("table", "size", "format", "MB", "ratio", "error")
         rows = [
             (name, "{:,} x {:,}".format(*self.sizes[name]), repr(one.format), f"{one.bytes / 1e6:,.2f}", *_shown(one))
             for name, one in self.chosen.items()
         ]
         total = ("all", "", "", f"{self.bytes / 1e6:,.2f}", f"{self.dense / max(1, self.bytes):,.1f}", "")
-        return "\n".join([*aligned([head, *rows, total], "<<<>>>"), *(f"note: {note}" for note in self.notes)])
+        return [head, *rows, total]
+
+    def __str__(self) -> str:
+        return "\n".join([*aligned(self.cells(), "<<<>>>"), *(f"note: {note}" for note in self.notes)])
 
     __repr__ = __str__
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -16,11 +16,17 @@ from tensorbed.compress.report import Entry, Report
 from tensorbed.files.description import put
 from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.embedding import Embedding, ScaledEmbedding
-from tensorbed.nn.head import Head
-from tensorbed.nn.options import check_format
+from tensorbed.nn.head import Head, scoring_std
+from tensorbed.nn.options import Deviation, check_format, check_options
 from tensorbed.nn.table import StructuredTable
 from tensorbed.progress import about, track
 from tensorbed.structures import Format, Use
+
+
+class _Drawn(NamedTuple):
+    """How tables are drawn that are not fitted."""
+
+    std: Deviation
 
 
 def compress_(
@@ -31,6 +37,7 @@ def compress_(
     skip: Sequence[str] = (),
     tied: str = "keep",
     fit: bool = True,
+    std: Deviation = None,
     include_heads: bool = True,
     calibrate: Callable[[Any], object] | None = None,
 ) -> Report:
@@ -53,6 +60,8 @@ def compress_(
         skip: patterns of names to leave alone; one that no table or head matches is refused.
         tied: ``"keep"`` tables that share their weight sharing it, or ``"untie"`` them.
         fit: to the table that is there; ``False`` draws anew, for training from scratch.
+        std: of tables that are drawn anew, ``"glorot"`` for the paper's; by default 0.3, and ``1 / sqrt(in_features)``
+            of heads and of tables that they share.
         calibrate: called with the model, to run it on typical inputs. Which rows are looked up and what vectors meet
             the heads is recorded meanwhile, and formats that can weigh their errors by it do.
 
@@ -64,6 +73,9 @@ def compress_(
     _check(model, format, min_rows, skip, tied)
     require_bool(fit, "fit")
     require_bool(include_heads, "include_heads")
+    check_options(std=std)
+    if fit and std is not None:
+        raise ValueError(f"std={std!r} is for tables that are drawn anew, fit=False; a fit has the scale of its table.")
     if calibrate is not None and not (fit and callable(calibrate)):
         raise ValueError("calibrate is a function that runs the model, for fit=True; leave it out else.")
     before = _sizes(model)
@@ -74,7 +86,8 @@ def compress_(
     uses: Mapping[str, Use] = {}
     if calibrate is not None:
         uses = recorded(model, {name: one for table in tables for name, one in table.places.items()}, calibrate)
-    made = [_made(table, tied, fit, uses) for table in track(tables, "compressing tables")]
+    drawn = None if fit else _Drawn(std)
+    made = [_made(table, tied, drawn, uses) for table in track(tables, "compressing tables")]
     layers = {name: layer for replaced, _ in made for name, layer in replaced.items()}
     check_layers(model, layers.values())
     put(model, layers)
@@ -106,20 +119,22 @@ def _sizes(model: nn.Module) -> tuple[int, int]:
 
 
 def _made(
-    table: Weight, tied: str, fit: bool, uses: Mapping[str, Use]
+    table: Weight, tied: str, drawn: _Drawn | None, uses: Mapping[str, Use]
 ) -> tuple[dict[str, StructuredTable], list[Entry]]:
     """The layers for all places of a weight, and what to report of them."""
     groups = [{name: module} for name, module in table.places.items()] if tied == "untie" else [table.places]
     replaced: dict[str, StructuredTable] = {}
     entries = []
     for places in groups:
+        scores = any(isinstance(module, nn.Linear) for module in places.values())
+        as_drawn = _Drawn(scoring_std(table.tensor.shape[1])) if scores and drawn == _Drawn(None) else drawn
         use = together(uses[name] for name in places) if uses else None
         first: StructuredTable | None = None
         by_module: dict[int, StructuredTable] = {}
         # Tables before heads, which share theirs.
         for name, module in sorted(places.items(), key=lambda item: isinstance(item[1], nn.Linear)):
             with naming(name), about(name):
-                layer = by_module.get(id(module)) or _layer(module, table.formats[name], first, fit, use)
+                layer = by_module.get(id(module)) or _layer(module, table.formats[name], first, as_drawn, use)
             layer.train(module.training)
             by_module[id(module)], first = layer, first or layer
             replaced[name] = layer
@@ -129,10 +144,10 @@ def _made(
 
 
 def _layer(
-    module: nn.Module, format: Format, first: StructuredTable | None, fit: bool, use: Use | None
+    module: nn.Module, format: Format, first: StructuredTable | None, drawn: _Drawn | None, use: Use | None
 ) -> StructuredTable:
     if isinstance(module, nn.Linear):
-        head: Head = Head.tied_to(first) if first is not None else _new(Head, module, format, fit, use)
+        head: Head = Head.tied_to(first) if first is not None else _new(Head, module, format, drawn, use)
         head.bias = module.bias
         return head
     kind, options = _kind(module), _options(module)
@@ -142,20 +157,20 @@ def _layer(
         if type(first) is not kind or other:
             raise ValueError('shares its weight with a table of other options; use tied="untie".')
         return first
-    layer: StructuredTable = _new(kind, module, format, fit, use, **options)
+    layer: StructuredTable = _new(kind, module, format, drawn, use, **options)
     if isinstance(layer, ScaledEmbedding):
         scale: Any = module.embed_scale
         layer.embed_scale, layer.rounds_scale = float(scale), isinstance(scale, Tensor)
     return layer
 
 
-def _new(kind: Any, module: nn.Module, format: Format, fit: bool, use: Use | None, **options: Any) -> Any:
+def _new(kind: Any, module: nn.Module, format: Format, drawn: _Drawn | None, use: Use | None, **options: Any) -> Any:
     """A layer fitted to the module's weight, or drawn with its sizes; frozen where that is."""
     weight: Tensor = module.weight  # type: ignore[assignment]
-    if fit:
+    if drawn is None:
         return kind.from_pretrained(weight, format, not weight.requires_grad, use=use, **options)
     sizes = reversed(weight.shape) if kind is Head else weight.shape
-    layer = kind(*sizes, format, device=weight.device, dtype=weight.dtype, **options)
+    layer = kind(*sizes, format, std=drawn.std, device=weight.device, dtype=weight.dtype, **options)
     return layer.requires_grad_(weight.requires_grad)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
@@ -12,6 +12,12 @@ from tensorbed.structures.explanation import aligned
 # A fit that keeps less than this of a table has lost what the model knew; training brings it back, or another format.
 TOO_FAR = 0.3
 _SHOWN = 4  # tables named in one warning
+# What to do about a reason to stay, by the option that it names.
+_ADVICE = {
+    "min_rows": "lower min_rows",
+    "skip=": "leave out the pattern of skip=",
+    "include_heads": "leave out include_heads=False",
+}
 # Columns in the order for a page: names, ratio, fit error and MB are what a phone shows, size and format stand last.
 _ON_A_PAGE = (0, 7, 8, 5, 6, 3, 4, 1, 2)
 
@@ -72,14 +78,7 @@ class Report:
             for entry in self.entries
             if entry.error is not None and entry.error > TOO_FAR
         ]
-        return found if self.entries else [f"nothing was compressed: {self._why_nothing()}."]
-
-    def _why_nothing(self) -> str:
-        if not self.left:
-            return "the model has no torch.nn.Embedding or torch.nn.EmbeddingBag"
-        shown = [f"{name} ({reason})" for name, reason in list(self.left.items())[:_SHOWN]]
-        more = len(self.left) - len(shown)
-        return ", ".join(shown) + (f" and {more} more" if more else "")
+        return found if self.entries else [f"nothing was compressed: {why_nothing(self.left)}"]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, for JSON."""
@@ -132,6 +131,17 @@ class Report:
             "td:first-child,th:first-child,td:nth-child(n+8),th:nth-child(n+8){text-align:left}</style>"
             f"<table><thead><tr>{cells}</tr></thead><tbody>{body}</tbody></table>{said}</html>"
         )
+
+
+def why_nothing(left: Mapping[str, str]) -> str:
+    """Where no table is compressed: the reasons by name, and which options would have to be others."""
+    if not left:
+        return "the model has no torch.nn.Embedding or torch.nn.EmbeddingBag."
+    shown = [f"{name} ({reason})" for name, reason in list(left.items())[:_SHOWN]]
+    more = len(left) - len(shown)
+    reasons = ", ".join(shown) + (f" and {more} more" if more else "")
+    advice = [text for option, text in _ADVICE.items() if any(option in reason for reason in left.values())]
+    return f"{reasons}." + (f" To take them {', or '.join(advice)}." if advice else "")
 
 
 def note_on_size(name: str, rows: int, table: str) -> str:

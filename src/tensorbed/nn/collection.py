@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from tensorbed.functional import pooled, request
 from tensorbed.indexing import check_range
 from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.embedding import Embedding
-from tensorbed.nn.options import check_format
+from tensorbed.nn.options import TableOptions, check_format, options_shown
 from tensorbed.structures import Explanations, Format
 from tensorbed.structures.formats import Budget, OutOfReachError
 from tensorbed.structures.registry import plain_format
@@ -72,6 +72,7 @@ class EmbeddingBagCollection(nn.Module):
             self.tables[name] = layer
 
     @classmethod
+    @options_shown
     def from_sizes(
         cls,
         sizes: Mapping[str, int],
@@ -80,7 +81,10 @@ class EmbeddingBagCollection(nn.Module):
         *,
         dense_below: int | None = None,
         mode: str = "sum",
-        **options: Any,
+        include_last_offset: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[TableOptions],
     ) -> Self:
         """One table a field, all of one dimension and format.
 
@@ -91,18 +95,19 @@ class EmbeddingBagCollection(nn.Module):
             sizes: rows by name.
             dense_below: instead of that, tables of fewer rows than this are dense and all others have the format;
                 0 gives it to every one.
-            mode, options: as for :class:`EmbeddingBag`, the same for every table.
+            mode, include_last_offset, options: as for :class:`EmbeddingBag`, the same for every table.
         """
         if not isinstance(sizes, Mapping):
             raise TypeError(f'sizes must be a mapping such as {{"C1": 1460}}, got {type(sizes).__name__}.')
         check_format(format)
         if dense_below is not None and require_int(dense_below, "dense_below") < 0:
             raise ValueError(f"dense_below={dense_below}: a number of rows, or 0 to keep no table dense.")
+        bags: Any = {"mode": mode, "include_last_offset": include_last_offset, "device": device, "dtype": dtype}
         tables = {}
         for name, rows in sizes.items():
             with naming(str(name)):
-                chosen = _format_for(rows, embedding_dim, format, dense_below, options.get("dtype"))
-                tables[name] = EmbeddingBag(rows, embedding_dim, chosen, mode=mode, **options)
+                chosen = _format_for(rows, embedding_dim, format, dense_below, dtype)
+                tables[name] = EmbeddingBag(rows, embedding_dim, chosen, **bags, **options)
         return cls(tables)
 
     @property

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from tensorbed.checks import require_bool, require_positive
 from tensorbed.nn.embedding import Embedding
-from tensorbed.nn.options import Deviation, TableOptions
+from tensorbed.nn.options import Deviation, TableOptions, options_shown
 from tensorbed.nn.table import StructuredTable, identity
 from tensorbed.structures import Format, Use
 from tensorbed.vocabulary.checks import check_budget, check_per_class
@@ -153,9 +153,9 @@ class Head(StructuredTable):
         return min(peers, key=lambda peer: isinstance(peer, Head), default=self)
 
     def _default_std(self) -> float:
-        """Scores of vectors with entries of size 1 have size 1; a table that is tied is born as its embedding's."""
+        """A table that is tied is born as its embedding's."""
         owner = self._owner()
-        return float(self.in_features**-0.5) if owner is self else owner._default_std()
+        return scoring_std(self.in_features) if owner is self else owner._deviation()
 
     @property
     def is_tied(self) -> bool:
@@ -293,6 +293,11 @@ class Head(StructuredTable):
         return f"{self.in_features}, {self.num_classes}{bias}{', tied' if self.is_tied else ''}"
 
 
+def scoring_std(dim: int) -> float:
+    """The deviation at birth of a table that scores: of vectors with entries of size 1 it makes scores of size 1."""
+    return float(dim**-0.5)
+
+
 class EmbeddingAndHead(NamedTuple):
     """Both ends of a model: ``embedding, head = tb.embedding_and_head(...)``."""
 
@@ -307,6 +312,7 @@ class EmbeddingAndHead(NamedTuple):
         return (self.embedding._dense_bytes + bias) / (stored + bias)
 
 
+@options_shown
 def embedding_and_head(
     num_embeddings: int,
     embedding_dim: int,
@@ -325,20 +331,14 @@ def embedding_and_head(
         format: of both.
         tied: whether the head computes with the embedding's table, see :meth:`Head.tied_to`.
         bias, memory_budget: of the head.
-        options: of the embedding, ``padding_idx`` for instance; ``std``, if given, holds for both.
+        options: of the embedding, ``padding_idx`` for instance; ``std``, if given, holds for both, and one table for
+            both is drawn with ``1 / sqrt(embedding_dim)`` if not.
     """
-    require_bool(tied, "tied")
+    if require_bool(tied, "tied") and options.get("std") is None:
+        options["std"] = scoring_std(require_positive(embedding_dim, "embedding_dim"))
     embedding = Embedding(num_embeddings, embedding_dim, format, device=device, dtype=dtype, **options)
     if tied:
         return EmbeddingAndHead(embedding, Head.tied_to(embedding, bias, memory_budget=memory_budget))
-    head = Head(
-        embedding_dim,
-        num_embeddings,
-        format,
-        bias,
-        std=options.get("std"),
-        memory_budget=memory_budget,
-        device=device,
-        dtype=dtype,
-    )
+    sizes, std = (embedding_dim, num_embeddings), options.get("std")
+    head = Head(*sizes, format, bias, std=std, memory_budget=memory_budget, device=device, dtype=dtype)
     return EmbeddingAndHead(embedding, head)

@@ -201,7 +201,7 @@ class StructuredTable(nn.Module):
         return self._default_std() if self.std is None else float(self.std)
 
     def _default_std(self) -> float:
-        """Near the best for tables that are looked up, mostly also where a head is tied to them."""
+        """Near the best for tables that are looked up."""
         return 0.3
 
     @property
@@ -316,10 +316,13 @@ class StructuredTable(nn.Module):
         """
         for name in shared_names(self):
             setattr(self, name, getattr(source, name))
+        deviation = source._deviation()
         if source._peers is None:
             source._peers = Peers(source)
         self._peers = source._peers
         self._peers.layers[self] = None
+        if self._deviation() != deviation:  # drawn anew it is the source's table, and not a head's own
+            self.std = deviation
 
     def _peers_alive(self) -> list[StructuredTable]:
         """Those that were tied, in that order; whether they are still, :func:`identity` tells."""

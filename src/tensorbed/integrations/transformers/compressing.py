@@ -15,11 +15,12 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
+from tensorbed.compress.budgets import parsed_bytes
 from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables
-from tensorbed.compress.planning import SpoilsHeadsError, parsed_bytes, plan
+from tensorbed.compress.planning import SpoilsHeadsError, plan
 from tensorbed.compress.plans import Plan
 from tensorbed.compress.replacing import compress_
-from tensorbed.compress.report import Report
+from tensorbed.compress.report import Report, why_nothing
 from tensorbed.integrations.transformers.cards import note_on, write_note
 from tensorbed.integrations.transformers.folders import (
     Folder,
@@ -54,6 +55,7 @@ class CompressedFolder:
     """What was written, and what the user should know of it.
 
     Attributes:
+        source: as it was named: a folder, or a model of the Hub.
         disk_before, disk_after: bytes of the weights on disk.
         unpacked: of a GGUF file, bytes of its weights as they come out of it, in the dtype that they have then.
         dtype: of the weights that are not compressed.
@@ -90,6 +92,7 @@ def compress_folder(
     careful: bool = True,
     dtype: torch.dtype | None = None,
     tell: Callable[[str], None] | None = None,
+    hub_name: str | None = None,
 ) -> CompressedFolder:
     """Compress the model of a folder into another, which has the tokenizer and all small files of the first.
 
@@ -103,17 +106,20 @@ def compress_folder(
             texts to calibrate it with.
         dtype: of the model, by default that of its file; ratios are counted from it.
         tell: called with what the user should know before the work begins.
+        hub_name: of the model on the Hub, where ``source`` is its folder in the cache: what is said of it has the name.
     """
     source, out = Path(source), Path(out)
+    named = source if hub_name is None else Path(hub_name)
     folder = opened(source)
     check_target(out, source, force)
     if folder.is_compressed:
-        raise ValueError(f"{source} is compressed already; compress the model it was made of.")
+        raise ValueError(f"{named} is compressed already; compress the model it was made of.")
     refuse_adapter(folder.place)
     rest = rest_of(folder)
     model, notes = load_model(folder, dtype)
     where: Any = {"min_rows": min_rows, "skip": skip, "tied": "untie" if untie else "keep"}
     where["include_heads"] = include_heads
+    _refuse_without_tables(model, format, where, named)
     size = ExpectedSize.of(model, format, ratio, budget, where)
     check_space(out, size.after + rest.bytes(folder.root))
     if folder.gguf and tell is not None:
@@ -123,19 +129,18 @@ def compress_folder(
     read = None if calibrate is None else _reader(folder, tokenizer, calibrate)
     formats: Formats = format or planned(model, {"ratio": ratio, "budget": budget, **where}, careful, read is not None)
     notes += formats.notes if isinstance(formats, Plan) else ()
-    _refuse_to_leave_all(formats, source)
+    _refuse_to_leave_all(formats, named)
     report = compress_(model, formats, calibrate=read, **where)
-    if not report.entries:
-        raise ValueError(f"{source}: {report.warnings[0]} Lower --min-rows (min_rows) if a table is too small.")
     heads = {e.names[0]: e.error for e in report.entries if any(_is_head(model, name) for name in e.names)}
-    better = f"tensorbed compress {shlex.quote(str(source))} {shlex.quote(str(out))} --force --format hot"
+    better = f"tensorbed compress {shlex.quote(str(named))} {shlex.quote(str(out))} --force --format hot"
     notes += _notes_on_heads(heads, formats, calibrate is not None, better)
     check_target(out, source, force)  # again: fits take minutes
     with put_in_place(out) as part, _naming_the_disk(out):
         _write(folder, rest, model, tokenizer, part)
-        write_note(part, note_on(model, out.resolve().name, of_sentences=folder.modules is not None))
+        of_sentences = folder.modules is not None
+        write_note(part, note_on(model, out.resolve().name, of_sentences=of_sentences, source=hub_name))
     return CompressedFolder(
-        source=source,
+        source=named,
         out=out,
         report=report,
         disk_before=folder.weight_bytes,
@@ -158,8 +163,7 @@ class ExpectedSize:
         cls, model: nn.Module, format: Format | None, ratio: float | None, budget: str | int | None, where: Any
     ) -> Self:
         """Sizes of a format are known; of one to be chosen, what it has to keep to."""
-        options = where["min_rows"], tuple(where["skip"]), where["include_heads"], where["tied"]
-        weights, _ = found_tables(model, format or plain_format(), *options)
+        weights, _ = _found(model, format, where)
         dense = sum(weight.tensor.nbytes for weight in weights)
         if format is not None:
             copies = [len(weight.places) if where["tied"] == "untie" else 1 for weight in weights]
@@ -170,6 +174,18 @@ class ExpectedSize:
         before = sum({id(t): t.nbytes for t in model.state_dict(keep_vars=True).values()}.values())
         kept = sum(weight.tensor.nbytes for weight in weights if _is_held_elsewhere(weight, model))
         return cls(before, before - dense + kept + after)
+
+
+def _found(model: nn.Module, format: Format | None, where: Any) -> tuple[list[Weight], dict[str, str]]:
+    """What will be compressed, and why the rest will not, whatever format is chosen."""
+    options = where["min_rows"], tuple(where["skip"]), where["include_heads"], where["tied"]
+    return found_tables(model, format or plain_format(), *options)
+
+
+def _refuse_without_tables(model: nn.Module, format: Format | None, where: Any, named: Path) -> None:
+    weights, left = _found(model, format, where)
+    if not weights:
+        raise ValueError(f"{named}: nothing can be compressed: {why_nothing(left)}")
 
 
 def _is_held_elsewhere(weight: Weight, model: nn.Module) -> bool:

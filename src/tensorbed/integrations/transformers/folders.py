@@ -6,7 +6,7 @@ import glob
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -32,7 +32,19 @@ WEIGHTS = (
 # transformers takes the first kind that it finds.
 LOADED = (".safetensors", ".bin", ".gguf")
 TOKEN = 4  # bytes that tell folders of one name apart while they are written
+_SHOWN = 3  # files that are named of many
 _LARGE = 100_000_000  # bytes; a vocabulary has less
+
+
+def is_weights(file: PurePath) -> bool:
+    """Of whatever framework; OpenVINO has the graph that belongs to its weights in a file beside them."""
+    return file.name.endswith(WEIGHTS) or (file.name.startswith("openvino") and file.suffix == ".xml")
+
+
+def is_loaded(file: PurePath) -> bool:
+    """Weights of a kind that transformers reads, and neither OpenVINO's nor Mistral's own copy beside the shards."""
+    others = file.name.startswith(("openvino", "consolidated")) or "openvino" in file.parts[:-1]
+    return file.name.endswith(LOADED) and not others
 
 
 @dataclass(frozen=True)
@@ -73,7 +85,8 @@ class Folder:
     def weight_bytes(self) -> int:
         """On disk, of the files that are read."""
         for suffix in LOADED:
-            sizes = [file.stat().st_size for file in self.place.glob(f"*{suffix}") if file.is_file()]
+            files = [file for file in self.place.glob(f"*{suffix}") if is_loaded(PurePath(file.name))]
+            sizes = [file.stat().st_size for file in files if file.is_file()]
             if sizes:
                 return sum(sizes)
         return 0
@@ -95,14 +108,24 @@ def opened(path: str | os.PathLike[str]) -> Folder:
     if len(ggufs) == 1 and not dense:
         refuse_adapter(place)  # for it transformers would load another model, wherever that is
         return Folder(root, first, {}, ggufs[0].name, others)
+    if ggufs and not dense:
+        raise ValueError(
+            f"{place} has the model in GGUF files, {some([file.name for file in ggufs])}: choose one, and "
+            "put it into a folder of its own."
+        )
     if not (place / "config.json").is_file():
-        more = f"; it has {len(ggufs)} GGUF files, where one alone would do" if ggufs else ""
-        raise FileNotFoundError(f"{place} is no folder of a transformers model: there is no config.json in it{more}.")
+        raise FileNotFoundError(f"{place} is no folder of a transformers model: there is no config.json in it.")
     config = _json(place / "config.json")
     if not isinstance(config, dict):
         raise ValueError(f"{place / 'config.json'} is not a config: it holds a {type(config).__name__}.")
     _check_weight_paths(place, config)
     return Folder(root, first, config, None, others)
+
+
+def some(names: Sequence[str]) -> str:
+    """The first of many."""
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _modules(root: Path) -> tuple[str, tuple[str, ...] | None]:
@@ -274,7 +297,7 @@ def rest_of(folder: Folder) -> Rest:
                 notes.append(f"{inside / name} was not copied: it is a link to a folder.")
         folders[:] = [name for name in folders if not _is_hidden(folder, inside / name)]
         for file in (inside / name for name in names):
-            if not file.name.endswith(WEIGHTS) or folder.is_of_module(file):
+            if not is_weights(file) or folder.is_of_module(file):
                 why = _why_left(folder, file)
                 notes += [f"{file} was not copied: it is {why}."] if why else []
                 files += [] if why else [file]

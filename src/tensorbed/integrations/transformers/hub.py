@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import glob
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 
 from huggingface_hub import list_repo_files, snapshot_download, try_to_load_from_cache
-from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
 
-from tensorbed.integrations.transformers.folders import LOADED, WEIGHTS, left_of
+from tensorbed.integrations.transformers.folders import LOADED, is_loaded, is_weights, left_of, some
 from tensorbed.printable import shortened
 
 # A name without an owner is more likely that of a folder, misspelt.
 _OWNER_AND_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
 _FIRST_FILES = ("config.json", "modules.json")
+_OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # what huggingface_hub reads, once
 
 
 def local_folder(given: Path) -> Path:
@@ -23,17 +27,31 @@ def local_folder(given: Path) -> Path:
     One that is whole in the cache is taken as it is; others are fetched.
     """
     name = given.as_posix()
-    if given.exists() or left_of(given) is not None or not _OWNER_AND_NAME.fullmatch(name):
+    if given.exists() or left_of(given) is not None:
         return given
+    if not _OWNER_AND_NAME.fullmatch(name):
+        hint = "" if len(given.parts) > 1 else "; models of the Hugging Face Hub are named owner/name"
+        raise FileNotFoundError(f"there is no file or folder {given}{hint}.")
     cached = _in_cache(name)
     return _fetched(name) if cached is None else cached
 
 
 def _fetched(name: str) -> Path:
-    neither = f"there is no folder {name}, and"
-    try:
+    with _explained(name):
         files = list_repo_files(name)
-        return Path(snapshot_download(name, ignore_patterns=[glob.escape(file) for file in unread(files)]))
+    left = unread(files)
+    _refuse_without_weights(name, [file for file in files if is_weights(PurePath(file))], left)
+    with _explained(name):
+        return Path(snapshot_download(name, ignore_patterns=[glob.escape(file) for file in left]))
+
+
+@contextmanager
+def _explained(name: str) -> Iterator[None]:
+    """Whatever keeps a model from being fetched, in one sentence."""
+    neither = f"there is no folder {name}, and"
+    not_cached = f"there is no folder {name}, the cache of the Hub has no such model, and it cannot be fetched:"
+    try:
+        yield
     except GatedRepoError:
         raise FileNotFoundError(
             f"{neither} the model of that name is gated: ask for access on its page of the Hub, then log in with "
@@ -43,19 +61,38 @@ def _fetched(name: str) -> Path:
         raise FileNotFoundError(
             f"{neither} the Hub shows no model of that name; for a private one log in first, with hf auth login."
         ) from None
+    except OfflineModeIsEnabled:
+        variable = next((name for name in _OFFLINE if os.environ.get(name)), _OFFLINE[0])
+        raise FileNotFoundError(
+            f"{not_cached} the environment variable {variable} says to stay offline; unset it, or give a folder."
+        ) from None
     except Exception as error:  # there are as many reasons as networks
         reason = " ".join(str(error).split())
-        raise FileNotFoundError(
-            f"{neither} the cache of the Hub has no such model, and it cannot be fetched: {shortened(reason, 200)}"
-        ) from None
+        raise FileNotFoundError(f"{not_cached} {shortened(reason, 200)}") from None
 
 
 def unread(files: list[str]) -> list[str]:
-    """Weights that nothing here reads: at the top all but one kind, in folders those of other frameworks."""
-    top = [file for file in files if len(PurePath(file).parts) == 1]
+    """Weights that nothing here reads: at the top all but one kind, in folders GGUF and those of other frameworks."""
+    weights = [file for file in files if is_weights(PurePath(file)) and not file.endswith(".index.json")]
+    loaded = [file for file in weights if is_loaded(PurePath(file))]
+    top = [file for file in loaded if len(PurePath(file).parts) == 1]
     kept = next((kind for kind in LOADED if any(file.endswith(kind) for file in top)), LOADED[0])
-    weights = [file for file in files if file.endswith(WEIGHTS) and not file.endswith(".index.json")]
-    return [file for file in weights if not file.endswith(kept if file in top else LOADED)]
+    read = {file for file in loaded if file.endswith(kept if file in top else LOADED[:-1])}
+    return [file for file in weights if file not in read]
+
+
+def _refuse_without_weights(name: str, weights: list[str], left: list[str]) -> None:
+    """Before gigabytes are fetched: of many GGUF files each is the whole model."""
+    read = [file for file in weights if file not in left]
+    several = sorted(file for file in weights if file.endswith(".gguf"))
+    if several and (len([file for file in read if file.endswith(".gguf")]) > 1 or not read):
+        raise ValueError(
+            f"{name} has the model in GGUF files, {some(several)}: choose one, fetch it with "
+            f"hf download {name} {several[0]} --local-dir FOLDER, and give that folder."
+        )
+    if not read:
+        there = f"it has {some(weights)}" if weights else "it has none at all"
+        raise ValueError(f"{name} has no weights that transformers reads, {', '.join(LOADED)}; {there}.")
 
 
 def _in_cache(name: str) -> Path | None:

@@ -30,8 +30,8 @@ def check_target(out: Path, source: Path, force: bool) -> None:
         raise FileExistsError(f"{out} exists already; --force (force=True) replaces it.")
     if not _is_ours(here):
         raise FileExistsError(
-            f"{out} was not written by tensorbed, its config.json has no quant_method tensorbed, and so it is not "
-            "replaced; remove it yourself, or name another."
+            f"{out} was not written by tensorbed, its config.json does not say so, and it is not replaced; remove it "
+            "yourself, or name another folder."
         )
 
 
