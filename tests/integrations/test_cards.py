@@ -36,7 +36,7 @@ def test_the_lines_of_the_card_load_the_model(tmp_path):
     script = f"{lines_that_load(tmp_path / 'small')}\nprint(type(model).__name__, model.lm_head)"
     result = python("-c", script, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.startswith("LlamaForCausalLM Head(32, 320, quantized_rows")
+    assert result.stdout.startswith("LlamaForCausalLM Head(32, 320, tied, quantized_rows")
     for warning in ("Unknown quantization", "UNEXPECTED", "MISMATCH"):
         assert warning not in result.stderr
 
