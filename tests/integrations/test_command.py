@@ -327,7 +327,8 @@ def test_what_compress_refuses(made, tmp_path):
 def test_where_nothing_can_be_compressed_it_is_said_what_would_help(made, tmp_path, format):
     command = ("compress", made / "bert", tmp_path / "out", "--format", format)
     few = refused(*command)
-    assert f"{made / 'bert'}: nothing can be compressed: embeddings.word_embeddings (320 rows, fewer than --min-rows 2,000)" in few
+    reason = "embeddings.word_embeddings (320 rows, fewer than --min-rows 2,000)"
+    assert f"{made / 'bert'}: nothing can be compressed: {reason}" in few
     assert few.endswith(". To take them lower --min-rows.")
     skipped = refused(*command, "--min-rows", "1", "--skip", "*word*", "--skip", "*_[pt]*", "--skip", "*.[pt]*")
     assert "embeddings.word_embeddings (left out by --skip *word*)" in skipped
