@@ -19,7 +19,7 @@ import typer
 
 from tensorbed import terminal
 from tensorbed._version import __version__
-from tensorbed.budgets import parsed_bytes
+from tensorbed.budgets import DEFAULT_RATIO, parsed_bytes
 from tensorbed.checks import require_number
 from tensorbed.finding import MIN_ROWS
 from tensorbed.info import info as collect
@@ -38,7 +38,6 @@ __all__ = ["app"]
 
 _SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
 _DIGITS = 1000  # of a size; Python makes no number of very many
-_RATIO = 7.0  # of a format that is named without one
 
 
 app = typer.Typer(cls=OneLineErrors, no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
@@ -265,7 +264,7 @@ def _format(name: _Name, ratio: float | None, budget: str | None) -> tuple[Forma
     if name is _Name.auto:
         return None, ratio
     kinds: dict[str, Any] = {"pq": ProductQuantized, "tt": TensorTrain, "tr": TensorRing, "lr": LowRank}
-    return kinds[name](ratio=_RATIO if ratio is None else ratio), ratio
+    return kinds[name](ratio=DEFAULT_RATIO if ratio is None else ratio), ratio
 
 
 def _check_size(ratio: float | None, budget: str | None) -> None:
