@@ -41,7 +41,7 @@ _COMMANDS = """
 `tensorbed compress` with no option, and with typical texts. Cosines (of sentence embeddings; of SmolLM2 of the means of
 its last hidden states) and perplexity are over 60 reviews of IMDB's test half, up to 256 tokens of each; 200 reviews of
 its training half calibrate. Nothing was chosen by these texts. Seconds are of the whole command, imports and reading
-included, on two cores that did nothing else. Made by `python -m benchmarks.defaults --data DIR`.
+included, on two cores with little else to do. Made by `python -m benchmarks.defaults --data DIR`.
 
 """
 _FORMATS = """

@@ -12,6 +12,7 @@ from commands import SMALL, make_folders, refused, run
 from safetensors import SafetensorError
 
 import tensorbed as tb
+from tensorbed.finding import found_tables
 from tensorbed.integrations.transformers import compressing, placing
 from tensorbed.integrations.transformers.folders import load_model, opened
 
@@ -78,8 +79,10 @@ def test_a_disk_without_room_is_told_before_the_fit(made, tmp_path, monkeypatch,
 )
 def test_the_expected_size_is_that_of_the_result(made, tmp_path, format, ratio, where):
     where = {"min_rows": 100, "skip": (), "tied": "keep", "include_heads": True, **where}
-    expected = compressing.ExpectedSize.of(load_model(opened(made / "llama"))[0], format, ratio, None, where)
+    model, _ = load_model(opened(made / "llama"))
+    weights, _ = found_tables(model, format or tb.Dense(), **where)
     where["untie"] = where.pop("tied") == "untie"
+    expected = compressing.ExpectedSize.of(model, weights, format, ratio, None, where["untie"])
     done = compressing.compress_folder(made / "llama", tmp_path / "out", format, ratio=ratio, **where)
     header = 6000  # names and checksums, which a small file has many of
     slack = 1.0 if format is not None else 0.5  # a plan may find something that is smaller than it has to be

@@ -22,7 +22,7 @@ from tensorbed.checks import require_number
 from tensorbed.cli import terminal
 from tensorbed.cli.inspection import inspect as look_into
 from tensorbed.cli.refusals import OneLineErrors
-from tensorbed.compress.budgets import parsed_bytes
+from tensorbed.compress.budgets import DEFAULT_RATIO, parsed_bytes
 from tensorbed.compress.finding import MIN_ROWS
 from tensorbed.compress.planning import plan as make_plan
 from tensorbed.info import info as collect
@@ -33,7 +33,6 @@ __all__ = ["app"]
 
 _SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
 _DIGITS = 1000  # of a size; Python makes no number of very many
-_RATIO = 7.0  # of a format that is named without one
 
 
 app = typer.Typer(cls=OneLineErrors, no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
@@ -245,7 +244,7 @@ def _format(name: str, ratio: float | None, budget: str | None) -> tuple[Format 
             terminal.complain(f"tensorbed: the ratio of {name} is what its bits make it; --ratio is not used.")
         return known, None
     _check_size(ratio, budget)
-    return None if known is None else known(ratio=_RATIO if ratio is None else ratio), ratio
+    return None if known is None else known(ratio=DEFAULT_RATIO if ratio is None else ratio), ratio
 
 
 def _check_size(ratio: float | None, budget: str | None) -> None:

@@ -9,6 +9,7 @@ from typing import Self
 
 from tensorbed.checks import require_int, require_number
 
+DEFAULT_RATIO = 7.0  # of trained tables in float32: formats that suit vocabulary heads reach it
 _BYTES = 2**63 - 1  # of all tables
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)

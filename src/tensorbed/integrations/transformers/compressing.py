@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from tensorbed.compress.budgets import parsed_bytes
+from tensorbed.compress.budgets import DEFAULT_RATIO, parsed_bytes
 from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables
 from tensorbed.compress.planning import SpoilsHeadsError, plan
 from tensorbed.compress.plans import Plan
@@ -47,7 +47,6 @@ _WAYS_OUT = (
     "model is trained again afterwards."
 )
 _TOKENS = 512  # of a text that the model is calibrated on
-_RATIO = 7.0  # if none is said, counted from float32: formats that suit vocabulary heads reach it
 
 
 @dataclass(frozen=True)
@@ -119,8 +118,10 @@ def compress_folder(
     model, notes = load_model(folder, dtype)
     where: Any = {"min_rows": min_rows, "skip": skip, "tied": "untie" if untie else "keep"}
     where["include_heads"] = include_heads
-    _refuse_without_tables(model, format, where, named)
-    size = ExpectedSize.of(model, format, ratio, budget, where)
+    weights, left = found_tables(model, format or plain_format(), **{**where, "skip": tuple(skip)})
+    if not weights:
+        raise ValueError(f"{named}: nothing can be compressed: {why_nothing(left)}")
+    size = ExpectedSize.of(model, weights, format, ratio, budget, untie)
     check_space(out, size.after + rest.bytes(folder.root))
     if folder.gguf and tell is not None:
         tell(_note_on_unpacking(folder, out, size, model.dtype))
@@ -160,13 +161,18 @@ class ExpectedSize:
 
     @classmethod
     def of(
-        cls, model: nn.Module, format: Format | None, ratio: float | None, budget: str | int | None, where: Any
+        cls,
+        model: nn.Module,
+        weights: Sequence[Weight],
+        format: Format | None,
+        ratio: float | None,
+        budget: str | int | None,
+        untie: bool,
     ) -> Self:
         """Sizes of a format are known; of one to be chosen, what it has to keep to."""
-        weights, _ = _found(model, format, where)
         dense = sum(weight.tensor.nbytes for weight in weights)
         if format is not None:
-            copies = [len(weight.places) if where["tied"] == "untie" else 1 for weight in weights]
+            copies = [len(weight.places) if untie else 1 for weight in weights]
             after = sum(_bytes(weight, format) * count for weight, count in zip(weights, copies, strict=True))
         else:
             fewer = int(dense / (ratio or _default_ratio(model)))
@@ -174,18 +180,6 @@ class ExpectedSize:
         before = sum({id(t): t.nbytes for t in model.state_dict(keep_vars=True).values()}.values())
         kept = sum(weight.tensor.nbytes for weight in weights if _is_held_elsewhere(weight, model))
         return cls(before, before - dense + kept + after)
-
-
-def _found(model: nn.Module, format: Format | None, where: Any) -> tuple[list[Weight], dict[str, str]]:
-    """What will be compressed, and why the rest will not, whatever format is chosen."""
-    options = where["min_rows"], tuple(where["skip"]), where["include_heads"], where["tied"]
-    return found_tables(model, format or plain_format(), *options)
-
-
-def _refuse_without_tables(model: nn.Module, format: Format | None, where: Any, named: Path) -> None:
-    weights, left = _found(model, format, where)
-    if not weights:
-        raise ValueError(f"{named}: nothing can be compressed: {why_nothing(left)}")
 
 
 def _is_held_elsewhere(weight: Weight, model: nn.Module) -> bool:
@@ -244,7 +238,7 @@ def _is_head(model: nn.Module, name: str) -> bool:
 
 
 def _default_ratio(model: Any) -> float:
-    return _RATIO * float(model.dtype.itemsize) / 4
+    return DEFAULT_RATIO * float(model.dtype.itemsize) / 4
 
 
 def planned(model: nn.Module, where: Mapping[str, Any], careful: bool, calibrated: bool) -> Plan:

@@ -100,6 +100,6 @@ def _in_cache(name: str) -> Path | None:
     for file in _FIRST_FILES:
         path = try_to_load_from_cache(name, file)
         folder = Path(path).parent if isinstance(path, str) else None
-        if folder is not None and any(file.name.endswith(LOADED) for file in folder.rglob("*")):
+        if folder is not None and any(is_loaded(file.relative_to(folder)) for file in folder.rglob("*")):
             return folder
     return None
