@@ -52,7 +52,7 @@ class Floor:
 
 def judge(results: Sequence[Result], heads: HeadResult | None = None) -> list[Floor]:
     """Every floor of every workload, and of the heads if there were any, grouped by what they ask."""
-    asked = (_tensorly, _grouped, _efficiency, _training, _one_row, _memory, _choice)
+    asked = (_tensorly, _plain_torch, _efficiency, _training, _one_row, _memory, _choice)
     found = [floor for of in asked for result in results for floor in of(result)]
     return found if heads is None else [*found, *_heads(heads)]
 
@@ -64,7 +64,7 @@ def _tensorly(result: Result) -> Iterator[Floor]:
         yield Floor(about, result.workload.name, least, result.speed_up(TENSORLY), True)
 
 
-def _grouped(result: Result) -> Iterator[Floor]:
+def _plain_torch(result: Result) -> Iterator[Floor]:
     if _is(result, "LM r16", "TT-Rec", "CTR"):
         about = f"fwd+bwd, times faster than {TORCH}"
         yield Floor(about, result.workload.name, 3.0, result.speed_up(TORCH), True)

@@ -130,7 +130,7 @@ def test_structures_that_do_not_count_say_so(monkeypatch):
 
 
 def test_bags_count_what_is_in_them():
-    layer = train(tb.TTEmbeddingBag, mode="sum", include_last_offset=True, impl="torch")
+    layer = train(tb.EmbeddingBag, mode="sum", include_last_offset=True, impl="torch")
     index = drawn(50)
     second, third = level_costs((1, 3, 7))
     told = layer.explain(index, torch.tensor([0, 10, 40]), torch.ones(50))
@@ -138,10 +138,10 @@ def test_bags_count_what_is_in_them():
     assert told.prefixes == prefix_counts(index[:40])
     assert told.multiply_adds_plain == 40 * (second + third)
     assert told.multiply_adds == told.prefixes[1] * second + told.prefixes[2] * third
-    square = train(tb.TTEmbeddingBag).explain(index.reshape(5, 10))
+    square = train(tb.EmbeddingBag).explain(index.reshape(5, 10))
     assert (square.indices, square.unique_rows) == (50, len(set(index.tolist())))
     # The reference looks up index by index, also in bags.
-    plain = train(tb.TTEmbeddingBag, impl="reference").explain(index.reshape(5, 10))
+    plain = train(tb.EmbeddingBag, impl="reference").explain(index.reshape(5, 10))
     assert plain.multiply_adds == plain.multiply_adds_plain == 50 * (second + third)
 
 
@@ -233,7 +233,7 @@ def test_as_a_dictionary():
 
 def collection(**options):
     return tb.EmbeddingBagCollection(
-        {"one": train(tb.TTEmbeddingBag, **options), "two": tb.EmbeddingBag(9, 4, tb.Dense(), mode="sum")}
+        {"one": train(tb.EmbeddingBag, **options), "two": tb.EmbeddingBag(9, 4, tb.Dense(), mode="sum")}
     )
 
 
@@ -282,12 +282,12 @@ def test_bad_indices(index, error, message):
     with pytest.raises(error, match=message):
         train().explain(index)
     with pytest.raises(error, match=message):
-        train(tb.TTEmbeddingBag).explain(index[:, None] if isinstance(index, torch.Tensor) else index)
+        train(tb.EmbeddingBag).explain(index[:, None] if isinstance(index, torch.Tensor) else index)
 
 
 def test_bad_calls():
     with pytest.raises(ValueError, match="1-D indices need offsets"):
-        train(tb.TTEmbeddingBag).explain(drawn(3))
+        train(tb.EmbeddingBag).explain(drawn(3))
     with pytest.raises(ValueError, match="impl='magic' for tensor_train: choose one of"):
         functional.explain(train().structure, drawn(3), impl="magic")
     with pytest.raises(IndexError, match="two: index 9 is out of range"):

@@ -76,8 +76,10 @@ def test_packed_layers_are_of_the_ordinary_kind(tmp_path):
         assert torch.equal(loaded.weight, one.weight)
     with pytest.raises(ValueError, match="nothing to pack"):
         stored.packed()
+    embedding = tb.Embedding(10, 4, tb.StraightThrough())
+    head = tb.Head.tied_to(embedding)
     with pytest.raises(ValueError, match=r"tb\.Head\.tied_to\(embedding\.packed\(\)\)"):
-        tb.Head.tied_to(tb.Embedding(10, 4, tb.StraightThrough())).packed()
+        head.packed()
 
 
 def test_gradients_pass_the_rounding_in_rows_of_zeros_too():
