@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor, nn
 
 from tensorbed.adapters import check_layers, tell
-from tensorbed.checks import naming, require_bool, require_int
+from tensorbed.checks import naming, require_bool
 from tensorbed.compress.calibration import recorded, together
 from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables, is_scaled
 from tensorbed.compress.plans import Plan
@@ -21,12 +21,6 @@ from tensorbed.nn.options import Deviation, check_format, check_options
 from tensorbed.nn.table import StructuredTable
 from tensorbed.progress import about, track
 from tensorbed.structures import Format, Use
-
-
-class _Drawn(NamedTuple):
-    """How tables are drawn that are not fitted."""
-
-    std: Deviation
 
 
 def compress_(
@@ -70,34 +64,37 @@ def compress_(
         >>> report = tb.compress_(model, tb.HotRows())
         >>> print(report)
     """
-    _check(model, format, min_rows, skip, tied)
+    _check(model, format)
     require_bool(fit, "fit")
-    require_bool(include_heads, "include_heads")
     check_options(std=std)
     if fit and std is not None:
         raise ValueError(f"std={std!r} is for tables that are drawn anew, fit=False; a fit has the scale of its table.")
     if calibrate is not None and not (fit and callable(calibrate)):
         raise ValueError("calibrate is a function that runs the model, for fit=True; leave it out else.")
     before = _sizes(model)
-    tables, left = found_tables(model, format, min_rows, tuple(skip), include_heads, tied)
+    weights, left = found_tables(model, format, min_rows, skip, include_heads, tied)
     if isinstance(format, Plan):
-        for table in tables:  # a plan names heads that nobody named to it
-            table.same_rows_as = format.same_rows_as.get(table.name)
+        for weight in weights:  # a plan names heads that nobody named to it
+            weight.same_rows_as = format.same_rows_as.get(weight.name)
     uses: Mapping[str, Use] = {}
     if calibrate is not None:
-        uses = recorded(model, {name: one for table in tables for name, one in table.places.items()}, calibrate)
-    drawn = None if fit else _Drawn(std)
-    made = [_made(table, tied, drawn, uses) for table in track(tables, "compressing tables")]
-    layers = {name: layer for replaced, _ in made for name, layer in replaced.items()}
+        uses = recorded(model, {name: one for weight in weights for name, one in weight.places.items()}, calibrate)
+    layers: dict[str, StructuredTable] = {}
+    entries: list[Entry] = []
+    for weight in track(weights, "compressing tables"):
+        alone = [{name: module} for name, module in weight.places.items()]
+        for places in alone if tied == "untie" else [weight.places]:
+            replaced = _layers(weight, places, fit, std, uses)
+            layers |= replaced
+            entries.append(_entry(tuple(places), weight, next(iter(replaced.values()))))
     check_layers(model, layers.values())
     put(model, layers)
     tell(model)
     after = _sizes(model)
-    entries = tuple(entry for _, group in made for entry in group)
-    return Report(entries, before[0], after[0], before[1], after[1], left)
+    return Report(tuple(entries), before[0], after[0], before[1], after[1], left)
 
 
-def _check(model: nn.Module, format: Formats, min_rows: int, skip: Sequence[str], tied: str) -> None:
+def _check(model: nn.Module, format: Formats) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"compress_ takes a model, got {type(model).__name__}.")
     if isinstance(model, (nn.Embedding, nn.EmbeddingBag, StructuredTable)) or type(model) is nn.Linear:
@@ -105,11 +102,6 @@ def _check(model: nn.Module, format: Formats, min_rows: int, skip: Sequence[str]
     for one in format.values() if isinstance(format, Mapping) else [format]:
         if one is not None:
             check_format(one)
-    require_int(min_rows, "min_rows")
-    if isinstance(skip, str):
-        raise TypeError(f"skip={skip!r}: give a list of patterns.")
-    if tied not in ("keep", "untie"):
-        raise ValueError(f'tied={tied!r}: choose "keep" or "untie".')
 
 
 def _sizes(model: nn.Module) -> tuple[int, int]:
@@ -118,85 +110,71 @@ def _sizes(model: nn.Module) -> tuple[int, int]:
     return sum(t.numel() for t in held), sum(t.numel() * t.element_size() for t in held)
 
 
-def _made(
-    table: Weight, tied: str, drawn: _Drawn | None, uses: Mapping[str, Use]
-) -> tuple[dict[str, StructuredTable], list[Entry]]:
-    """The layers for all places of a weight, and what to report of them."""
-    groups = [{name: module} for name, module in table.places.items()] if tied == "untie" else [table.places]
-    replaced: dict[str, StructuredTable] = {}
-    entries = []
-    for places in groups:
-        scores = any(isinstance(module, nn.Linear) for module in places.values())
-        as_drawn = _Drawn(scoring_std(table.tensor.shape[1])) if scores and drawn == _Drawn(None) else drawn
-        use = together(uses[name] for name in places) if uses else None
-        first: StructuredTable | None = None
-        by_module: dict[int, StructuredTable] = {}
-        # Tables before heads, which share theirs.
-        for name, module in sorted(places.items(), key=lambda item: isinstance(item[1], nn.Linear)):
-            with naming(name), about(name):
-                layer = by_module.get(id(module)) or _layer(module, table.formats[name], first, as_drawn, use)
-            layer.train(module.training)
-            by_module[id(module)], first = layer, first or layer
-            replaced[name] = layer
-        assert first is not None
-        entries.append(_entry(tuple(places), table, first))
-    return replaced, entries
+def _layers(
+    weight: Weight, places: Mapping[str, nn.Module], fit: bool, std: Deviation, uses: Mapping[str, Use]
+) -> dict[str, StructuredTable]:
+    """The layers for places that share one table, whose own comes first."""
+    # Tables before heads, which share theirs.
+    by_rank = sorted(places.items(), key=lambda place: isinstance(place[1], nn.Linear))
+    if std is None and isinstance(by_rank[-1][1], nn.Linear):
+        std = scoring_std(weight.tensor.shape[1])
+    use = together(uses[name] for name in places) if uses else None
+    layers: dict[str, StructuredTable] = {}
+    by_module: dict[nn.Module, StructuredTable] = {}
+    for name, module in by_rank:
+        first = next(iter(layers.values()), None)
+        with naming(name), about(name):
+            if module not in by_module:
+                options = {"use": use} if fit else {"std": std}
+                by_module[module] = _layer(module, weight.formats[name], first, fit, options)
+        layers[name] = by_module[module].train(module.training)
+    return layers
 
 
 def _layer(
-    module: nn.Module, format: Format, first: StructuredTable | None, drawn: _Drawn | None, use: Use | None
+    module: Any, format: Format, first: StructuredTable | None, fit: bool, options: dict[str, Any]
 ) -> StructuredTable:
     if isinstance(module, nn.Linear):
-        head: Head = Head.tied_to(first) if first is not None else _new(Head, module, format, drawn, use)
+        head: Head = _new(Head, module, format, fit, options) if first is None else Head.tied_to(first)
         head.bias = module.bias
         return head
-    kind, options = _kind(module), _options(module)
-    if first is not None:
-        scales = [float(getattr(one, "embed_scale", 1.0)) for one in (first, module)]
-        other = scales[0] != scales[1] or any(getattr(first, name) != value for name, value in options.items())
-        if type(first) is not kind or other:
-            raise ValueError('shares its weight with a table of other options; use tied="untie".')
-        return first
-    layer: StructuredTable = _new(kind, module, format, drawn, use, **options)
-    if isinstance(layer, ScaledEmbedding):
-        scale: Any = module.embed_scale
-        layer.embed_scale, layer.rounds_scale = float(scale), isinstance(scale, Tensor)
-    return layer
+    kind: Any = ScaledEmbedding if is_scaled(module) else Embedding
+    names = ["padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"]
+    if isinstance(module, nn.EmbeddingBag):
+        kind, names = EmbeddingBag, [*names, "mode", "include_last_offset"]
+    own = {name: getattr(module, name) for name in names}
+    if first is None:
+        layer: StructuredTable = _new(kind, module, format, fit, {**options, **own})
+        if isinstance(layer, ScaledEmbedding):
+            layer.embed_scale, layer.rounds_scale = float(module.embed_scale), isinstance(module.embed_scale, Tensor)
+        return layer
+    scales = [float(getattr(one, "embed_scale", 1.0)) for one in (first, module)]
+    other = scales[0] != scales[1] or any(getattr(first, name) != value for name, value in own.items())
+    if type(first) is not kind or other:
+        raise ValueError('shares its weight with a table of other options; use tied="untie".')
+    return first
 
 
-def _new(kind: Any, module: nn.Module, format: Format, drawn: _Drawn | None, use: Use | None, **options: Any) -> Any:
+def _new(kind: Any, module: Any, format: Format, fit: bool, options: dict[str, Any]) -> Any:
     """A layer fitted to the module's weight, or drawn with its sizes; frozen where that is."""
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    if drawn is None:
-        return kind.from_pretrained(weight, format, not weight.requires_grad, use=use, **options)
+    weight: Tensor = module.weight
+    if fit:
+        return kind.from_pretrained(weight, format, not weight.requires_grad, **options)
     sizes = reversed(weight.shape) if kind is Head else weight.shape
-    layer = kind(*sizes, format, std=drawn.std, device=weight.device, dtype=weight.dtype, **options)
+    layer = kind(*sizes, format, device=weight.device, dtype=weight.dtype, **options)
     return layer.requires_grad_(weight.requires_grad)
 
 
-def _kind(module: nn.Module) -> Any:
-    if isinstance(module, nn.EmbeddingBag):
-        return EmbeddingBag
-    return ScaledEmbedding if is_scaled(module) else Embedding
-
-
-def _options(module: nn.Module) -> dict[str, Any]:
-    names = ["padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"]
-    names += ["mode", "include_last_offset"] if isinstance(module, nn.EmbeddingBag) else []
-    return {name: getattr(module, name) for name in names}
-
-
-def _entry(names: tuple[str, ...], table: Weight, layer: StructuredTable) -> Entry:
-    weight = table.tensor
+def _entry(names: tuple[str, ...], weight: Weight, layer: StructuredTable) -> Entry:
     return Entry(
         names=names,
-        rows=weight.shape[0],
-        cols=weight.shape[1],
+        rows=weight.tensor.shape[0],
+        cols=weight.tensor.shape[1],
         format=f"{layer.structure.kind}, {layer.structure.describe()}",
-        numbers_before=weight.numel(),
+        numbers_before=weight.tensor.numel(),
         numbers_after=layer._stored_numbers,
-        bytes_before=weight.numel() * weight.element_size(),
+        bytes_before=weight.tensor.nbytes,
         bytes_after=layer._stored_bytes,
         error=layer.fit_error,
-        same_rows_as=table.same_rows_as,
+        same_rows_as=weight.same_rows_as,
     )
