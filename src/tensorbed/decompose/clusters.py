@@ -41,7 +41,7 @@ def k_means(
         sweeps -= sweeps // 2
     everything = _Points(points, weight, workers)
     centres = everything.lloyd(centres, sweeps)
-    return everything.nearest(centres), centres
+    return torch.cat(everything.nearest(centres)), centres
 
 
 class _Points:
@@ -54,7 +54,7 @@ class _Points:
 
     def lloyd(self, centres: Tensor, sweeps: int) -> Tensor:
         for sweep in range(sweeps):
-            nearest = self._nearest(centres)
+            nearest = self.nearest(centres)
             sums, sizes = self._sums(nearest, centres)
             empty = (sizes == 0).nonzero()[:, 0]
             moved = torch.where(sizes[:, None] > 0, sums / sizes.where(sizes > 0, 1)[:, None], centres)
@@ -65,10 +65,7 @@ class _Points:
             centres = moved
         return centres
 
-    def nearest(self, centres: Tensor) -> Tensor:
-        return torch.cat(self._nearest(centres))
-
-    def _nearest(self, centres: Tensor) -> list[Tensor]:
+    def nearest(self, centres: Tensor) -> list[Tensor]:
         return self._workers.map(lambda piece: _nearest(piece, centres), self._points)
 
     def _sums(self, nearest: Sequence[Tensor], centres: Tensor) -> tuple[Tensor, Tensor]:  # -> (count, d), (count,)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tensorbed.progress import track
@@ -55,11 +56,11 @@ def _lanczos(long: Tensor, rank: int, dtype: torch.dtype, label: str) -> tuple[T
     basis = added.new_empty(0, n)  # (k, n), orthonormal rows, taller by need
     reduced = added.new_zeros(0, 0)  # basis @ A.T @ A @ basis.T
     squares = sum(float(torch.linalg.vector_norm(block)) ** 2 for block in _blocks(long, dtype, label))
-    checks = _Checks(rank, width)
-    size = 0
+    size, next_check, last_check = 0, rank + 3 * width, None
     while True:
         if size + width > basis.shape[0]:
-            basis, reduced = _grown(basis, reduced, min(n, 2 * size + 8 * width))
+            more = min(n, 2 * size + 8 * width) - basis.shape[0]
+            basis, reduced = F.pad(basis, (0, 0, 0, more)), F.pad(reduced, (0, more, 0, more))
         basis[size : size + width] = added.T
         size += width
         image, overlap = _apart(_gram_times(long, added, label), basis[:size])
@@ -67,13 +68,13 @@ def _lanczos(long: Tensor, rank: int, dtype: torch.dtype, label: str) -> tuple[T
         reduced[size - width : size, :size] = overlap.T
         added, coupling = _orthonormal(image, basis[:size], scale=float(overlap.abs().amax()))
         full = size + width > n
-        if full or checks.due(size):
+        if full or size >= next_check:
             values, vectors = torch.linalg.eigh(reduced[:size, :size])
             values, vectors = values.flip(0), vectors.flip(1)
             missing = _missing(values, coupling @ vectors[-width:, :rank], rank, squares)
             if full or missing <= _MISSING or (dtype == torch.float32 and not _resolved(values[:rank])):
                 return values[:rank], basis[:size].T @ vectors[:, :rank]
-            checks.failed(size, missing)
+            next_check, last_check = _next_check(size, missing, last_check), (size, missing)
 
 
 def _apart(vectors: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:  # (n, w), (k, n) -> (n, w), (k, w)
@@ -93,23 +94,14 @@ def _orthonormal(image: Tensor, basis: Tensor, scale: float) -> tuple[Tensor, Te
     return added, coupling
 
 
-class _Checks:
-    """When to look at the Ritz values, which costs as much as several steps."""
-
-    def __init__(self, rank: int, width: int) -> None:
-        self._next = rank + 3 * width
-        self._before: tuple[int, float] | None = None
-
-    def due(self, size: int) -> bool:
-        return size >= self._next
-
-    def failed(self, size: int, missing: float) -> None:
-        expected = size * 5 // 4
-        if self._before is not None and missing < self._before[1]:
-            pace = (math.log(self._before[1]) - math.log(missing)) / (size - self._before[0])
-            # What is missing falls faster and faster: by the pace so far one would go about twice as far as needed.
-            expected = size + math.ceil((math.log(missing) - math.log(_MISSING)) / (2 * pace))
-        self._before, self._next = (size, missing), min(expected, size * 3 // 2)
+def _next_check(size: int, missing: float, last: tuple[int, float] | None) -> int:
+    """At what size to look at the Ritz values again, which costs as much as several steps."""
+    expected = size * 5 // 4
+    if last is not None and missing < last[1]:
+        pace = (math.log(last[1]) - math.log(missing)) / (size - last[0])
+        # What is missing falls faster and faster: by the pace so far one would go about twice as far as needed.
+        expected = size + math.ceil((math.log(missing) - math.log(_MISSING)) / (2 * pace))
+    return min(expected, size * 3 // 2)
 
 
 def _missing(values: Tensor, residuals: Tensor, rank: int, squares: float) -> float:
@@ -125,14 +117,6 @@ def _missing(values: Tensor, residuals: Tensor, rank: int, squares: float) -> fl
     held = float(values[:rank].sum())
     left = min(held, max(squares - held, least * held))
     return float(shift.sum()) / left if left > 0 else 0.0
-
-
-def _grown(basis: Tensor, reduced: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    taller = basis.new_empty(size, basis.shape[1])
-    taller[: basis.shape[0]] = basis
-    larger = reduced.new_zeros(size, size)
-    larger[: reduced.shape[0], : reduced.shape[0]] = reduced
-    return taller, larger
 
 
 def _gram_times(long: Tensor, vectors: Tensor, label: str) -> Tensor:  # (m, n), (n, w) -> A.T @ A @ vectors

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.decompose.directions import leading_directions
+from tensorbed.decompose.powers import frobenius
 from tensorbed.progress import track
 
 
@@ -51,10 +52,11 @@ def truncate(
     assert bound is not None
     # Look for the bound among a few directions first, then among more.
     guess = _LONG // 8
-    while guess <= short // 4 and bound > _MEASURABLE * math.hypot(*_norms(matrix)):
+    while guess <= short // 4 and bound > _MEASURABLE * frobenius(matrix):
         found = _leading(matrix, guess, label)
         if found.lost <= bound:
-            return _shorter(found, bound)
+            rank, lost = _cut(torch.linalg.vector_norm(found.right, dim=1), None, bound, found.lost)
+            return Truncated(found.left[:, :rank], found.right[:rank], lost)
         guess *= 2
     return _exactly(matrix, rank, bound, label, orthonormal)
 
@@ -73,23 +75,7 @@ def _leading(matrix: Tensor, rank: int, label: str) -> Truncated:
         basis, triangle = torch.linalg.qr(back)
         u, s, vh = torch.linalg.svd(triangle)
         left, right = basis @ u, s[:, None] * (vh @ there.T)
-    norm, held = (math.hypot(*_norms(one)) for one in (matrix, right))
-    return Truncated(left, right, math.sqrt(max(0.0, norm**2 - held**2)))
-
-
-def _norms(matrix: Tensor) -> list[float]:
-    """Of its rows, a few of them at a time: a norm in float64 takes a copy in it."""
-    parts = matrix.split(max(1, _BLOCK // matrix.shape[1]))
-    return [float(torch.linalg.vector_norm(part, dtype=torch.float64)) for part in parts]
-
-
-def _shorter(found: Truncated, bound: float) -> Truncated:
-    """Drop the last components while the bound allows."""
-    sizes = found.right.square().sum(1)
-    losses = (found.lost**2 + sizes.flip(0).cumsum(0).flip(0)).sqrt()  # losses[r]: when r are kept
-    rank = max(1, int((losses > bound).sum()))
-    lost = float(losses[rank]) if rank < sizes.shape[0] else found.lost
-    return Truncated(found.left[:, :rank], found.right[:rank], lost)
+    return Truncated(left, right, math.sqrt(max(0.0, frobenius(matrix) ** 2 - frobenius(right) ** 2)))
 
 
 def _exactly(matrix: Tensor, rank: int | None, bound: float | None, label: str, orthonormal: bool = True) -> Truncated:
@@ -137,10 +123,10 @@ def _multiply(
     return out
 
 
-def _cut(s: Tensor, rank: int | None, bound: float | None) -> tuple[int, float]:
-    """Rank to keep and the norm of the rest, for singular values in descending order."""
-    tail = s.square().flip(0).cumsum(0).flip(0).sqrt()  # tail[r]: lost when r are kept
-    tail = torch.cat([tail, tail.new_zeros(1)])
+def _cut(s: Tensor, rank: int | None, bound: float | None, lost: float = 0.0) -> tuple[int, float]:
+    """Rank to keep and the norm of the rest, for singular values in descending order where so much is lost already."""
+    squares = torch.cat([s.square(), s.new_tensor([lost**2])])
+    tail = squares.flip(0).cumsum(0).flip(0).sqrt()  # tail[r]: lost when r are kept
     if rank is None:
         assert bound is not None
         rank = int((tail > bound).sum())
