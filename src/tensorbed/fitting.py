@@ -22,11 +22,9 @@ _WORSE = 1.01  # than the fit before it was rounded; more is refused
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Fitted(Fit):
     """A structure, its tensors in the wanted dtype, and how far their table is from the given one."""
 
-    structure: Structure
-    params: Params
     error: float  # ||W - fit||_F / ||W||_F, measured
 
 
@@ -40,7 +38,7 @@ def fit_table(
     dtype = dtype or table.dtype
     budget = Budget(table.shape[0], table.shape[1], dtype, reserved)
     with torch.no_grad(), one_thread_if_crowded(table.numel()):
-        use = None if use is None else _checked(use, table)
+        use = use and _checked(use, table)
         fit = fitted(format, table, budget, use)
         small = largest(table) < _ROOM * torch.finfo(dtype).tiny
         possible = _possible_error(table, format, budget, use, fit) if small else math.inf
@@ -68,11 +66,10 @@ def _possible_error(table: Tensor, format: Format, budget: Budget, use: Use | No
     )
 
 
-def require_finite(rounded: Tensor, what: str, table: Tensor) -> Tensor:
+def require_finite(rounded: Tensor, what: str, table: Tensor) -> None:
     """What a dtype holds of a finite table, or an error with the dtype's limit."""
     if not all(bool(torch.isfinite(part).all()) for part in rounded.reshape(-1).split(_BLOCK)):
         raise OutOfRangeError(_too_large(what, rounded.dtype, table))
-    return rounded
 
 
 def _too_large(what: str, dtype: torch.dtype, table: Tensor) -> str:

@@ -74,20 +74,18 @@ class _Patterns:
         self._formats: Mapping[str, Format | None] = {"*": format} if isinstance(format, Format) else format
         self._given = not isinstance(format, Format)
         self.tables = tables
-        self._used: set[str] = set()
+        self._used: set[str | None] = set()
 
     def first(self, name: str) -> str | None:
         return next((pattern for pattern in self._formats if matches(name, pattern)), None)
 
     def use(self, name: str) -> str | None:
         """The first that matches, which is of use then."""
-        pattern = self.first(name)
-        self._used.update([] if pattern is None else [pattern])
+        self._used.add(pattern := self.first(name))
         return pattern
 
     def format(self, name: str) -> Format | None:
-        pattern = self.first(name)
-        return None if pattern is None else self._formats[pattern]
+        return next((format for pattern, format in self._formats.items() if matches(name, pattern)), None)
 
     def is_refused(self, name: str) -> bool:
         """Whether a pattern says to leave it, which is more than that none speaks of it."""

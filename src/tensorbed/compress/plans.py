@@ -88,7 +88,14 @@ class Plan(Mapping[str, Format | None]):
         """A table for people: a head, a row for each table, and all of them together."""
         head = ("table", "size", "format", "MB", "ratio", "error")
         rows = [
-            (name, "{:,} x {:,}".format(*self.sizes[name]), repr(one.format), f"{one.bytes / 1e6:,.2f}", *_shown(one))
+            (
+                name,
+                "{:,} x {:,}".format(*self.sizes[name]),
+                repr(one.format),
+                f"{one.bytes / 1e6:,.2f}",
+                f"{one.ratio:,.1f}",
+                "-" if one.error is None else f"{one.error:.3f}",
+            )
             for name, one in self.chosen.items()
         ]
         total = ("all", "", "", f"{self.bytes / 1e6:,.2f}", f"{self.dense / max(1, self.bytes):,.1f}", "")
@@ -129,8 +136,3 @@ class Frontier:
             axes.grid(alpha=0.3)
             axes.legend()
         return figure
-
-
-def _shown(option: Option) -> tuple[str, str]:
-    error = option.error
-    return f"{option.ratio:,.1f}", "-" if error is None else f"{error:.3f}"

@@ -1,26 +1,27 @@
-"""Compressing the tables of a model in place."""
+"""Compressing the tables of a model in place, their use recorded before if asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tensorbed.adapters import check_layers, tell
 from tensorbed.checks import naming, require_bool
-from tensorbed.compress.calibration import recorded, together
 from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables, is_scaled
 from tensorbed.compress.plans import Plan
 from tensorbed.compress.report import Entry, Report
 from tensorbed.files.description import put
-from tensorbed.nn.bag import EmbeddingBag
-from tensorbed.nn.embedding import Embedding, ScaledEmbedding
+from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding
 from tensorbed.nn.head import Head, scoring_std
 from tensorbed.nn.options import Deviation, check_format, check_options
 from tensorbed.nn.table import StructuredTable
 from tensorbed.progress import about, track
 from tensorbed.structures import Format, Use
+
+_BLOCK = 2**12  # vectors multiplied at once
 
 
 def compress_(
@@ -78,7 +79,7 @@ def compress_(
             weight.same_rows_as = format.same_rows_as.get(weight.name)
     uses: Mapping[str, Use] = {}
     if calibrate is not None:
-        uses = recorded(model, {name: one for weight in weights for name, one in weight.places.items()}, calibrate)
+        uses = _recorded(model, {name: one for weight in weights for name, one in weight.places.items()}, calibrate)
     layers: dict[str, StructuredTable] = {}
     entries: list[Entry] = []
     for weight in track(weights, "compressing tables"):
@@ -118,7 +119,7 @@ def _layers(
     by_rank = sorted(places.items(), key=lambda place: isinstance(place[1], nn.Linear))
     if std is None and isinstance(by_rank[-1][1], nn.Linear):
         std = scoring_std(weight.tensor.shape[1])
-    use = together(uses[name] for name in places) if uses else None
+    use = _together(uses[name] for name in places) if uses else None
     layers: dict[str, StructuredTable] = {}
     by_module: dict[nn.Module, StructuredTable] = {}
     for name, module in by_rank:
@@ -178,3 +179,58 @@ def _entry(names: tuple[str, ...], weight: Weight, layer: StructuredTable) -> En
         error=layer.fit_error,
         same_rows_as=weight.same_rows_as,
     )
+
+
+class _Record:
+    """What one layer was given: of a table the rows are counted, of a linear layer ``h h^T`` is summed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        weight: Tensor = module.weight  # type: ignore[assignment]
+        self.is_head = isinstance(module, nn.Linear)
+        size = (weight.shape[1], weight.shape[1]) if self.is_head else (weight.shape[0],)
+        self.sums = torch.zeros(size, dtype=torch.float64, device=weight.device)
+        self.seen = 0
+
+    def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given: Tensor = (args[0] if args else kwargs["input"]).detach()
+        self.seen += given.numel() if not self.is_head else given.numel() // given.shape[-1]
+        if not self.is_head:
+            self.sums += torch.bincount(given.reshape(-1), minlength=len(self.sums)).to(self.sums)
+            return
+        for block in given.reshape(-1, given.shape[-1]).split(_BLOCK):
+            wide = block.to(self.sums)
+            self.sums.addmm_(wide.T, wide)
+
+    def use(self) -> Use:
+        if not self.seen:
+            return Use()
+        return Use(moment=self.sums / self.seen) if self.is_head else Use(counts=self.sums)
+
+
+def _recorded(model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[Any], object]) -> dict[str, Use]:
+    """What each module was given while ``run(model)`` ran; modes and hooks are as before when it is done, or failed."""
+    records = {module: _Record(module) for module in modules.values()}
+    modes = [(module, module.training) for module in model.modules()]
+    handles = [module.register_forward_pre_hook(one.see, with_kwargs=True) for module, one in records.items()]
+    try:
+        with torch.no_grad():
+            run(model.eval())
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes:
+            module.training = training
+    # A table that shares its weight with one that ran may only stand for it, as T5's.
+    ran = {id(module.weight) for module, record in records.items() if record.seen}
+    needed = {module for module, record in records.items() if record.is_head or id(module.weight) not in ran}
+    if idle := [name for name, module in modules.items() if module in needed and not records[module].seen]:
+        raise ValueError(f"calibrate did not run {', '.join(idle)}; give it inputs that do, or skip these layers.")
+    return {name: records[module].use() for name, module in modules.items()}
+
+
+def _together(uses: Iterable[Use]) -> Use:
+    """The use of a table that several layers share."""
+    found = list(uses)
+    counts = [use.counts for use in found if use.counts is not None]
+    moments = [use.moment for use in found if use.moment is not None]
+    return Use(torch.stack(counts).sum(0) if counts else None, torch.stack(moments).mean(0) if moments else None)

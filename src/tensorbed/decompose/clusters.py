@@ -15,9 +15,7 @@ _AMONG = 8  # points for each centre that the first ones are drawn from
 _SAMPLE = 32  # points for each centre in the first half of the sweeps
 
 
-def k_means(
-    points: Tensor, count: int, sweeps: int, seed: int = 0, weight: Tensor | None = None, workers: Workers | None = None
-) -> tuple[Tensor, Tensor]:
+def k_means(points: Tensor, count: int, sweeps: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Lloyd's algorithm from centres far apart; clusters that lose all of their points take the farthest ones.
 
     The first half of the sweeps goes over a sample, the rest over all points.
@@ -27,21 +25,19 @@ def k_means(
         - weight: ``(n,)``, how much each counts; all alike if left out
         - output: ``(n,)`` int64, the cluster of each, and ``(count, d)``, their centres
     """
-    if workers is None:
-        with Workers() as own:
-            return k_means(points, count, sweeps, seed, weight, own)
     # Drawn on the CPU, whatever the default device: the same centres everywhere.
-    generator = torch.Generator("cpu").manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(0)
     mixed = torch.randperm(points.shape[0], generator=generator, device="cpu").to(points.device)
     centres = _far_apart(points[mixed[: _AMONG * count]], count, generator)
     some = mixed[: _SAMPLE * count]
-    if len(some) < len(mixed):
-        sample = _Points(points[some], None if weight is None else weight[some], workers)
-        centres = sample.lloyd(centres, sweeps // 2)
-        sweeps -= sweeps // 2
-    everything = _Points(points, weight, workers)
-    centres = everything.lloyd(centres, sweeps)
-    return torch.cat(everything.nearest(centres)), centres
+    with Workers() as workers:
+        if len(some) < len(mixed):
+            sample = _Points(points[some], None if weight is None else weight[some], workers)
+            centres = sample.lloyd(centres, sweeps // 2)
+            sweeps -= sweeps // 2
+        everything = _Points(points, weight, workers)
+        centres = everything.lloyd(centres, sweeps)
+        return torch.cat(everything.nearest(centres)), centres
 
 
 class _Points:

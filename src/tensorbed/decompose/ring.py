@@ -11,7 +11,6 @@ from torch import Tensor
 from tensorbed.decompose.train import ErrorBudget, balanced, cut
 from tensorbed.progress import track
 
-SWEEPS = 20
 _ENOUGH = 1e-3  # a sweep that lowers the error by less than this fraction is the last
 _MOST_UNKNOWNS = 4096  # of one row of a core: the normal equations are this large squared
 _CHUNK = 2**22  # numbers in one partial contraction
@@ -54,7 +53,7 @@ def _widen(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return filled, torch.cat([right, right.new_zeros(missing, right.shape[1])])
 
 
-def improve(tensor: Tensor, cores: Sequence[Tensor], sweeps: int = SWEEPS) -> list[Tensor]:
+def improve(tensor: Tensor, cores: Sequence[Tensor], sweeps: int = 20) -> list[Tensor]:
     """Alternating least squares: each core in turn the best for the others. What comes back is never worse."""
     # The products with the tensor dominate; single precision is enough for them where the tensor is large.
     dtype = torch.float64 if tensor.numel() <= 2**22 else torch.promote_types(tensor.dtype, torch.float32)

@@ -14,8 +14,7 @@ from tensorbed.checks import naming, require_float_dtype, require_int, require_i
 from tensorbed.dispatch import Asked, World, checked_indices, world_of
 from tensorbed.functional import pooled, request
 from tensorbed.indexing import check_range
-from tensorbed.nn.bag import EmbeddingBag
-from tensorbed.nn.embedding import Embedding
+from tensorbed.nn.embedding import Embedding, EmbeddingBag
 from tensorbed.nn.options import TableOptions, check_format, options_shown
 from tensorbed.structures import Explanations, Format
 from tensorbed.structures.formats import Budget, OutOfReachError

@@ -116,7 +116,6 @@ class StructuredTable(nn.Module):
         **options: Any,
     ) -> Self:
         """The layer whose structure was fitted to ``table``; the padding row is the table's own."""
-        check_format(format)
         require_bool(freeze, "freeze")
         table = check_table(table)
         budget = _checked_budget(table.shape[0], table.shape[1], dtype or table.dtype, format, options)
@@ -129,8 +128,7 @@ class StructuredTable(nn.Module):
             if layer.padding_row is not None:
                 require_finite(layer.padding_row.copy_(table[layer.padding_idx]), "padding_row", table)
         layer.fit_error = fit.error
-        layer.requires_grad_(not freeze)
-        return layer
+        return layer.requires_grad_(not freeze)
 
     @torch.no_grad()
     def packed(self) -> Self:
