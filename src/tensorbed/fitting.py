@@ -50,9 +50,11 @@ def fit_table(
             require_finite(tensor, f"{name} of the fit", table)
         error = relative_error(table, structure, params)
         if not math.isfinite(error):
-            raise OutOfRangeError(_too_large("a row of the fit", dtype, table))
+            raise _too_large("a row of the fit", dtype, table)
         if error > _WORSE * possible + torch.finfo(dtype).eps:
-            raise OutOfRangeError(_too_small(error, possible, dtype, table))
+            problem = f"rows of the fit lose digits in {dtype}, whose numbers have all of them from"
+            worse = f", and the relative error would be {error:.2g} where {possible:.2g} is possible"
+            raise _out_of_range(f"{problem} {torch.finfo(dtype).tiny:.3g} on", dtype, table, worse, "multiply")
         return Fitted(structure, params, error)
 
 
@@ -69,26 +71,17 @@ def _possible_error(table: Tensor, format: Format, budget: Budget, use: Use | No
 def require_finite(rounded: Tensor, what: str, table: Tensor) -> None:
     """What a dtype holds of a finite table, or an error with the dtype's limit."""
     if not all(bool(torch.isfinite(part).all()) for part in rounded.reshape(-1).split(_BLOCK)):
-        raise OutOfRangeError(_too_large(what, rounded.dtype, table))
+        raise _too_large(what, rounded.dtype, table)
 
 
-def _too_large(what: str, dtype: torch.dtype, table: Tensor) -> str:
-    return (
-        f"{what} does not fit into {dtype}, whose numbers end at {torch.finfo(dtype).max:.3g}: the table's go up to "
-        f"{largest(table):.3g}; {_wider(dtype, 'divide')}."
-    )
+def _too_large(what: str, dtype: torch.dtype, table: Tensor) -> OutOfRangeError:
+    problem = f"{what} does not fit into {dtype}, whose numbers end at {torch.finfo(dtype).max:.3g}"
+    return _out_of_range(problem, dtype, table, "", "divide")
 
 
-def _too_small(error: float, possible: float, dtype: torch.dtype, table: Tensor) -> str:
-    return (
-        f"rows of the fit lose digits in {dtype}, whose numbers have all of them from {torch.finfo(dtype).tiny:.3g} "
-        f"on: the table's go up to {largest(table):.3g}, and the relative error would be {error:.2g} where "
-        f"{possible:.2g} is possible; {_wider(dtype, 'multiply')}."
-    )
-
-
-def _wider(dtype: torch.dtype, verb: str) -> str:
-    return f"{'no dtype is wider:' if dtype == torch.float64 else 'give a wider dtype=, or'} {verb} the table"
+def _out_of_range(problem: str, dtype: torch.dtype, table: Tensor, worse: str, verb: str) -> OutOfRangeError:
+    wider = "no dtype is wider:" if dtype == torch.float64 else "give a wider dtype=, or"
+    return OutOfRangeError(f"{problem}: the table's go up to {largest(table):.3g}{worse}; {wider} {verb} the table.")
 
 
 def _owned(tensor: Tensor, dtype: torch.dtype, table: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tensorbed.checks import require_bool, require_int
-from tensorbed.compress.plans import Plan
+from tensorbed.compress.report import Plan
 from tensorbed.nn.table import StructuredTable
 from tensorbed.structures import Format
 
@@ -36,10 +36,9 @@ class Weight:
     def name(self) -> str:
         return next(iter(self.places))
 
-    def scores(self, name: str, tied: str) -> bool:
-        """Whether what becomes of the place with that name will score, as heads do, and not only be read."""
-        places = [self.places[name]] if tied == "untie" else self.places.values()
-        return any(not isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in places)
+    def groups(self, tied: str) -> list[dict[str, nn.Module]]:
+        """The places that will share one table."""
+        return [{name: module} for name, module in self.places.items()] if tied == "untie" else [self.places]
 
 
 def found_tables(

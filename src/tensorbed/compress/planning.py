@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from tensorbed.checks import naming, require_bool, require_positive
 from tensorbed.compress.budgets import Limit
 from tensorbed.compress.finding import MIN_ROWS, Weight, found_tables
-from tensorbed.compress.plans import Option, Plan
-from tensorbed.compress.report import why_nothing
+from tensorbed.compress.report import Option, Plan, why_nothing
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.nn.options import check_format
 from tensorbed.progress import about, track
@@ -189,9 +188,11 @@ def _to_compress(weights: Sequence[Weight], tied: str) -> dict[str, _Table]:
     tables = {}
     for weight in weights:
         row = weight.tensor.shape[1] * weight.tensor.element_size()
-        for name in weight.places if tied == "untie" else [weight.name]:
-            padded = getattr(weight.places[name], "padding_idx", None) is not None
-            tables[name] = _Table(weight.tensor, row if padded else 0, weight.scores(name, tied))
+        for places in weight.groups(tied):
+            name, first = next(iter(places.items()))
+            padded = getattr(first, "padding_idx", None) is not None
+            scores = any(isinstance(module, nn.Linear) for module in places.values())
+            tables[name] = _Table(weight.tensor, row if padded else 0, scores)
     return tables
 
 

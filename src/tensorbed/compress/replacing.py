@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from tensorbed.adapters import check_layers, tell
 from tensorbed.checks import naming, require_bool
 from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables, is_scaled
-from tensorbed.compress.plans import Plan
-from tensorbed.compress.report import Entry, Report
+from tensorbed.compress.report import Entry, Plan, Report
 from tensorbed.files.description import put
 from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding
 from tensorbed.nn.head import Head, scoring_std
@@ -83,8 +82,7 @@ def compress_(
     layers: dict[str, StructuredTable] = {}
     entries: list[Entry] = []
     for weight in track(weights, "compressing tables"):
-        alone = [{name: module} for name, module in weight.places.items()]
-        for places in alone if tied == "untie" else [weight.places]:
+        for places in weight.groups(tied):
             replaced = _layers(weight, places, fit, std, uses)
             layers |= replaced
             entries.append(_entry(tuple(places), weight, next(iter(replaced.values()))))

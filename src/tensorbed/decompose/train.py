@@ -33,15 +33,15 @@ class Folded:
         self._rows[:full] = table[: full * slab].reshape(-1, *self._rows.shape[1:])
         self._last = self._rows[full:]  # slabs with padding
         if self._within:
-            tail = self._tail()
-            tail[: self._within] = table[full * slab :]
-            self._put(tail)
+            self._write(slice(self._within), table[full * slab :])
 
     def _tail(self) -> Tensor:
         """Rows of the slabs with padding, a copy."""
         return self._last.reshape(math.prod(self._last.shape[: self._last.dim() // 2]), -1).clone()
 
-    def _put(self, tail: Tensor) -> None:
+    def _write(self, block: slice, rows: Tensor) -> None:
+        tail = self._tail()
+        tail[block] = rows
         self._last.copy_(tail.view(self._last.shape))
 
     def padding(self) -> Tensor:  # -> (prod I_k - rows, cols)
@@ -50,9 +50,7 @@ class Folded:
 
     def fill(self, rows: Tensor) -> None:  # (prod I_k - rows, cols)
         """Write the rows after the table's."""
-        tail = self._tail()
-        tail[self._within :] = rows
-        self._put(tail)
+        self._write(slice(self._within, None), rows)
 
 
 class ErrorBudget:
