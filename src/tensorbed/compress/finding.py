@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tensorbed.checks import require_bool, require_int
+from tensorbed.checks import require_int
 from tensorbed.compress.report import Plan
 from tensorbed.nn.table import StructuredTable
 from tensorbed.structures import Format
@@ -46,7 +46,6 @@ def found_tables(
 ) -> tuple[list[Weight], dict[str, str]]:
     """Weights to compress, and why other layers stay, by name; refused where that would lose something."""
     require_int(min_rows, "min_rows")
-    require_bool(include_heads, "include_heads")
     if isinstance(skip, str):
         raise TypeError(f"skip={skip!r}: give a list of patterns.")
     if tied not in ("keep", "untie"):

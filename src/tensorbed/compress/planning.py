@@ -74,6 +74,7 @@ def plan(
     """
     if purpose not in ("pretrained", "train"):
         raise ValueError(f'purpose={purpose!r}: choose "pretrained" or "train".')
+    require_bool(include_heads, "include_heads")
     require_bool(careful, "careful")
     if formats is not None:
         _check_formats(formats)

@@ -66,6 +66,7 @@ def compress_(
     """
     _check(model, format)
     require_bool(fit, "fit")
+    require_bool(include_heads, "include_heads")
     check_options(std=std)
     if fit and std is not None:
         raise ValueError(f"std={std!r} is for tables that are drawn anew, fit=False; a fit has the scale of its table.")

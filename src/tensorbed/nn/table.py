@@ -173,8 +173,7 @@ class StructuredTable(nn.Module):
         drawn = {name: t.float() if t.dtype in half else t for name, t in params.items()}
         self.structure.initialise(drawn, std)
         for name, tensor in params.items():
-            if drawn[name] is not tensor:
-                tensor.copy_(drawn[name])
+            tensor.copy_(drawn[name])
             if not bool(torch.isfinite(tensor).all()) or not bool(tensor.any()):
                 raise ValueError(f"std={std:g} is outside what tensors of {tensor.dtype} can hold; choose another.")
         if self.padding_row is not None:
