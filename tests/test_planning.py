@@ -11,7 +11,7 @@ from torch import nn
 import tensorbed as tb
 from tensorbed.compress.budgets import parsed_bytes
 from tensorbed.compress.planning import _chosen
-from tensorbed.compress.plans import Option
+from tensorbed.compress.report import Option
 
 
 @pytest.fixture(scope="module")

@@ -22,11 +22,9 @@ _WORSE = 1.01  # than the fit before it was rounded; more is refused
 
 
 @dataclass(frozen=True)
-class Fitted:
+class Fitted(Fit):
     """A structure, its tensors in the wanted dtype, and how far their table is from the given one."""
 
-    structure: Structure
-    params: Params
     error: float  # ||W - fit||_F / ||W||_F, measured
 
 
@@ -40,7 +38,7 @@ def fit_table(
     dtype = dtype or table.dtype
     budget = Budget(table.shape[0], table.shape[1], dtype, reserved)
     with torch.no_grad(), one_thread_if_crowded(table.numel()):
-        use = None if use is None else _checked(use, table)
+        use = use and _checked(use, table)
         fit = fitted(format, table, budget, use)
         small = largest(table) < _ROOM * torch.finfo(dtype).tiny
         possible = _possible_error(table, format, budget, use, fit) if small else math.inf
@@ -52,9 +50,11 @@ def fit_table(
             require_finite(tensor, f"{name} of the fit", table)
         error = relative_error(table, structure, params)
         if not math.isfinite(error):
-            raise OutOfRangeError(_too_large("a row of the fit", dtype, table))
+            raise _too_large("a row of the fit", dtype, table)
         if error > _WORSE * possible + torch.finfo(dtype).eps:
-            raise OutOfRangeError(_too_small(error, possible, dtype, table))
+            problem = f"rows of the fit lose digits in {dtype}, whose numbers have all of them from"
+            worse = f", and the relative error would be {error:.2g} where {possible:.2g} is possible"
+            raise _out_of_range(f"{problem} {torch.finfo(dtype).tiny:.3g} on", dtype, table, worse, "multiply")
         return Fitted(structure, params, error)
 
 
@@ -68,30 +68,20 @@ def _possible_error(table: Tensor, format: Format, budget: Budget, use: Use | No
     )
 
 
-def require_finite(rounded: Tensor, what: str, table: Tensor) -> Tensor:
+def require_finite(rounded: Tensor, what: str, table: Tensor) -> None:
     """What a dtype holds of a finite table, or an error with the dtype's limit."""
     if not all(bool(torch.isfinite(part).all()) for part in rounded.reshape(-1).split(_BLOCK)):
-        raise OutOfRangeError(_too_large(what, rounded.dtype, table))
-    return rounded
+        raise _too_large(what, rounded.dtype, table)
 
 
-def _too_large(what: str, dtype: torch.dtype, table: Tensor) -> str:
-    return (
-        f"{what} does not fit into {dtype}, whose numbers end at {torch.finfo(dtype).max:.3g}: the table's go up to "
-        f"{largest(table):.3g}; {_wider(dtype, 'divide')}."
-    )
+def _too_large(what: str, dtype: torch.dtype, table: Tensor) -> OutOfRangeError:
+    problem = f"{what} does not fit into {dtype}, whose numbers end at {torch.finfo(dtype).max:.3g}"
+    return _out_of_range(problem, dtype, table, "", "divide")
 
 
-def _too_small(error: float, possible: float, dtype: torch.dtype, table: Tensor) -> str:
-    return (
-        f"rows of the fit lose digits in {dtype}, whose numbers have all of them from {torch.finfo(dtype).tiny:.3g} "
-        f"on: the table's go up to {largest(table):.3g}, and the relative error would be {error:.2g} where "
-        f"{possible:.2g} is possible; {_wider(dtype, 'multiply')}."
-    )
-
-
-def _wider(dtype: torch.dtype, verb: str) -> str:
-    return f"{'no dtype is wider:' if dtype == torch.float64 else 'give a wider dtype=, or'} {verb} the table"
+def _out_of_range(problem: str, dtype: torch.dtype, table: Tensor, worse: str, verb: str) -> OutOfRangeError:
+    wider = "no dtype is wider:" if dtype == torch.float64 else "give a wider dtype=, or"
+    return OutOfRangeError(f"{problem}: the table's go up to {largest(table):.3g}{worse}; {wider} {verb} the table.")
 
 
 def _owned(tensor: Tensor, dtype: torch.dtype, table: Tensor) -> Tensor:

@@ -66,12 +66,10 @@ class Limit:
                 f"A ratio of {self.asked:g} is out of reach: with the formats weighed all tables together become "
                 f"{ratio} times smaller at the most."
             )
-        match = _BUDGET.fullmatch(self.asked) if isinstance(self.asked, str) else None
-        unit = match[2] if match else ""
-        given = self.asked.strip() if unit and isinstance(self.asked, str) else f"{int(self.bytes):,} bytes"
-        there = f"{least:,} bytes"
-        if unit:
-            there = f"{_rounded(Decimal(least) / _UNITS[unit.lower()], ROUND_CEILING)} {unit}"
+        given, there = f"{int(self.bytes):,} bytes", f"{least:,} bytes"
+        match = _BUDGET.fullmatch(str(self.asked))
+        if match is not None and (unit := match[2]):
+            given, there = match[0].strip(), f"{_rounded(Decimal(least) / _UNITS[unit.lower()], ROUND_CEILING)} {unit}"
         return (
             f"A budget of {given} is out of reach: with the formats weighed all tables together take {there} at the "
             f"least, a ratio of {ratio}."

@@ -10,7 +10,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from tensorbed.compress.plans import Plan
+from tensorbed.checks import require_int
+from tensorbed.compress.report import Plan
 from tensorbed.nn.table import StructuredTable
 from tensorbed.structures import Format
 
@@ -35,23 +36,26 @@ class Weight:
     def name(self) -> str:
         return next(iter(self.places))
 
-    def scores(self, name: str, tied: str) -> bool:
-        """Whether what becomes of the place with that name will score, as heads do, and not only be read."""
-        places = [self.places[name]] if tied == "untie" else self.places.values()
-        return any(not isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in places)
+    def groups(self, tied: str) -> list[dict[str, nn.Module]]:
+        """The places that will share one table."""
+        return [{name: module} for name, module in self.places.items()] if tied == "untie" else [self.places]
 
 
 def found_tables(
-    model: nn.Module, format: Formats, min_rows: int, skip: tuple[str, ...], include_heads: bool, tied: str
+    model: nn.Module, format: Formats, min_rows: int, skip: Sequence[str], include_heads: bool, tied: str
 ) -> tuple[list[Weight], dict[str, str]]:
     """Weights to compress, and why other layers stay, by name; refused where that would lose something."""
-    search = _Search(model, format, min_rows, skip)
+    require_int(min_rows, "min_rows")
+    if isinstance(skip, str):
+        raise TypeError(f"skip={skip!r}: give a list of patterns.")
+    if tied not in ("keep", "untie"):
+        raise ValueError(f'tied={tied!r}: choose "keep" or "untie".')
+    search = _Search(model, format, min_rows, skip, include_heads)
     search.find_tables()
-    search.find_heads(include_heads)
+    search.find_heads()
     if tied == "keep":
-        _refuse_broken_ties(search.modules, search.found, search.left)
-        _refuse_two_formats(search.found.values())
-    search.patterns.refuse_unused(search.linears())
+        search.refuse_broken_ties()
+    search.patterns.refuse_unused(search.linears)
     search.refuse_useless_skips()
     return list(search.found.values()), search.left
 
@@ -68,20 +72,18 @@ class _Patterns:
         self._formats: Mapping[str, Format | None] = {"*": format} if isinstance(format, Format) else format
         self._given = not isinstance(format, Format)
         self.tables = tables
-        self._used: set[str] = set()
+        self._used: set[str | None] = set()
 
     def first(self, name: str) -> str | None:
         return next((pattern for pattern in self._formats if matches(name, pattern)), None)
 
     def use(self, name: str) -> str | None:
         """The first that matches, which is of use then."""
-        pattern = self.first(name)
-        self._used.update([] if pattern is None else [pattern])
+        self._used.add(pattern := self.first(name))
         return pattern
 
     def format(self, name: str) -> Format | None:
-        pattern = self.first(name)
-        return None if pattern is None else self._formats[pattern]
+        return next((format for pattern, format in self._formats.items() if matches(name, pattern)), None)
 
     def is_refused(self, name: str) -> bool:
         """Whether a pattern says to leave it, which is more than that none speaks of it."""
@@ -112,11 +114,16 @@ class _Patterns:
 class _Search:
     """What is found in one model, and why other layers stay as they are."""
 
-    def __init__(self, model: nn.Module, format: Formats, min_rows: int, skip: tuple[str, ...]) -> None:
-        self.model, self.min_rows, self.skip = model, min_rows, skip
+    def __init__(
+        self, model: nn.Module, format: Formats, min_rows: int, skip: Sequence[str], include_heads: bool
+    ) -> None:
+        self.min_rows, self.skip, self.include_heads = min_rows, skip, include_heads
         self.planned = isinstance(format, Plan)
         self.modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
         self.tables = [n for n, module in self.modules.items() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
+        self.linears = [name for name, module in self.modules.items() if type(module) is nn.Linear]
+        self.declared = declared_heads(model)
+        self.declared_ids = {id(head) for heads in self.declared.values() for head in heads}
         done = [name for name, module in self.modules.items() if isinstance(module, StructuredTable)]
         self.patterns = _Patterns(format, [*self.tables, *done])
         self.found: dict[int, Weight] = {}
@@ -125,10 +132,7 @@ class _Search:
     def add(self, name: str, format: Format | None) -> None:
         """One more place of a weight, by default with the format of the first."""
         module = self.modules[name]
-        if name in self.tables:
-            _refuse_subclass(name, module)
-            _refuse_options(name, module)
-        _refuse_changed(name, module)
+        _refuse_irreplaceable(name, module)
         weight = self.found.setdefault(id(module.weight), Weight(module.weight))
         weight.formats[name] = format or next(iter(weight.formats.values()))
         weight.places[name] = module
@@ -166,48 +170,47 @@ class _Search:
     def _too_few(self, rows: int) -> str:
         return f"{rows:,} rows, fewer than min_rows={self.min_rows:,}"
 
-    def find_heads(self, include: bool) -> None:
+    def find_heads(self) -> None:
         """Linear layers that are named, share a weight, are declared to be heads, or look like nothing else."""
         tables = list(self.found.values())
-        declared = declared_heads(self.model)
-        declared_ids = {id(head) for heads in declared.values() for head in heads}
         # Those that are named first: others may share their weight.
-        for name in sorted(self.linears(), key=self.patterns.names_head, reverse=True):
+        for name in sorted(self.linears, key=self.patterns.names_head, reverse=True):
             module = self.modules[name]
             rows = int(module.weight.shape[0])
             same = [table for table in tables if table.tensor.shape[0] == rows]
             if self.patterns.names_head(name):
                 self.patterns.use(name)
-                self._add_head(name, include, self._reason_to_stay(name), self.patterns.format(name))
+                self._add_head(name, self._reason_to_stay(name), self.patterns.format(name))
             elif id(module.weight) in self.found:
-                self._add_head_like(name, include, None)
-            elif id(module) in declared_ids and (same or (tables and rows >= self.min_rows)):
-                self._add_head_like(name, include, (same or tables)[0])
-            elif id(module) in declared_ids and tables:
-                self.left[name] = self._too_few(rows)
+                self._add_head_like(name, None)
+            elif id(module) in self.declared_ids and tables:
+                if same or rows >= self.min_rows:
+                    self._add_head_like(name, (same or tables)[0])
+                else:
+                    self.left[name] = self._too_few(rows)
             elif same and rows >= self.min_rows and not self._is_listed(name):
-                self._add_by_size(name, include, same[0], self._doubt(name, rows, declared))
+                self._add_by_size(name, same[0])
 
-    def _add_by_size(self, name: str, include: bool, table: Weight, doubt: str | None) -> None:
+    def _add_by_size(self, name: str, table: Weight) -> None:
         """A head because it has as many outputs as a table has rows, unless there is a doubt."""
+        rows = table.tensor.shape[0]
+        doubt = self._doubt(name, rows)
         if doubt is None:
-            self._add_head_like(name, include, table)
+            self._add_head_like(name, table)
             if name not in self.left:
                 self.found[id(self.modules[name].weight)].same_rows_as = table.name
-        elif include and self._skipped_by(name) is None and not self.patterns.is_refused(name):
-            rows = f"{table.tensor.shape[0]:,} outputs, as many as {table.name} has rows"
-            self.left[name] = f"{rows}, but {doubt}; if it is a head, name it in a pattern"
+        elif self.include_heads and self._skipped_by(name) is None and not self.patterns.is_refused(name):
+            size = f"{rows:,} outputs, as many as {table.name} has rows"
+            self.left[name] = f"{size}, but {doubt}; if it is a head, name it in a pattern"
 
-    def _doubt(self, name: str, rows: int, declared: Iterable[str]) -> str | None:
+    def _doubt(self, name: str, rows: int) -> str | None:
         """Why the size of a layer does not make it a head, if it does not."""
-        if any(name.startswith(f"{model}.") or not model for model in declared):
+        if any(name.startswith(f"{model}.") or not model for model in self.declared):
             return "the model does not call it its head"
         modules = self.modules.values()
         tables = {id(self.modules[table].weight) for table in self.tables if len(self.modules[table].weight) == rows}
-        done = {
-            id(module) for module in modules if isinstance(module, StructuredTable) and module.structure.rows == rows
-        }
-        if len(tables) + len(done) > 1:
+        tables |= {id(one) for one in modules if isinstance(one, StructuredTable) and one.structure.rows == rows}
+        if len(tables) > 1:
             return "several tables have that many"
         wide = [module for module in modules if isinstance(module, nn.Linear) and module.out_features == rows]
         # A weight that is computed is another tensor each time.
@@ -216,61 +219,79 @@ class _Search:
 
     def _is_listed(self, name: str) -> bool:
         """Whether a layer, by any of its names, is in a ``ModuleList``: one of many that are alike."""
-        names = [other for other in self.linears() if self.modules[other].weight is self.modules[name].weight]
+        names = [other for other in self.linears if self.modules[other].weight is self.modules[name].weight]
         parents = {".".join(parts[:end]) for parts in (n.split(".") for n in names) for end in range(len(parts))}
         return any(isinstance(self.modules[parent], nn.ModuleList) for parent in parents)
 
-    def _add_head_like(self, name: str, include: bool, table: Weight | None) -> None:
+    def _add_head_like(self, name: str, table: Weight | None) -> None:
         """A head in the format of its table, unless a pattern speaks of it; without one, sharing its weight."""
         refused = table is not None and self.patterns.is_refused(name)
-        skipped = self._skipped_by(name) is not None
-        reason = self._reason_to_stay(name) if skipped or refused else None
+        reason = self._reason_to_stay(name) if refused or self._skipped_by(name) is not None else None
         self.patterns.use(name)
         format = None if table is None else self.patterns.format(name) or next(iter(table.formats.values()))
-        self._add_head(name, include, reason, format)
+        self._add_head(name, reason, format)
 
-    def _add_head(self, name: str, include: bool, reason: str | None, format: Format | None) -> None:
-        if include and reason is None:
+    def _add_head(self, name: str, reason: str | None, format: Format | None) -> None:
+        if self.include_heads and reason is None:
             self.add(name, format)
         else:
             self.left[name] = reason or "a head, and include_heads=False"
 
     def refuse_useless_skips(self) -> None:
         """A name that is skipped and that nothing has is misspelt, and its table would be compressed in silence."""
-        known = [*self.patterns.tables, *self._possible_heads()] if self.skip else []
+        rows = {self.modules[table].num_embeddings for table in self.tables}
+        linears = [(name, self.modules[name]) for name in self.linears]
+        heads = [name for name, one in linears if id(one) in self.declared_ids or one.out_features in rows]
+        known = [*self.patterns.tables, *heads]
         for pattern in self.skip:
             if not any(matches(name, pattern) for name in known):
                 there = ", ".join(known) or "none"
                 raise ValueError(f'skip=["{pattern}"]: no table or head matches; the model has {there}.')
 
-    def _possible_heads(self) -> list[str]:
-        """Linear layers that are declared to be heads, or have as many outputs as a table has rows."""
-        rows = {self.modules[table].num_embeddings for table in self.tables}
-        declared = {id(head) for heads in declared_heads(self.model).values() for head in heads}
-        modules = [(name, self.modules[name]) for name in self.linears()]
-        return [name for name, module in modules if id(module) in declared or module.out_features in rows]
+    def refuse_broken_ties(self) -> None:
+        """Whoever else holds a weight would go on with the dense one, alone; and one weight has one format."""
+        for name, module in self.modules.items():
+            for own, parameter in module._parameters.items():
+                weight = self.found.get(id(parameter))
+                if weight is not None and name not in weight.places:
+                    why = f" ({self.left[name]})" if name in self.left else ""
+                    raise ValueError(
+                        f"{name}.{own} shares the weight of {weight.name} and is not among the layers to compress{why};"
+                        f' compress both, skip {weight.name} too, or break the tie with tied="untie".'
+                    )
+        for weight in self.found.values():
+            chosen = weight.formats[weight.name]
+            for name, format in weight.formats.items():
+                if format != chosen:
+                    raise ValueError(
+                        f"{weight.name} and {name} share one weight, but are given {chosen} and {format}; give one "
+                        'format, or break the tie with tied="untie".'
+                    )
 
-    def linears(self) -> list[str]:
-        return [name for name, module in self.modules.items() if type(module) is nn.Linear]
 
-
-def _refuse_changed(name: str, module: nn.Module) -> None:
-    """What was added to a layer would be lost with it."""
-    hooks = [key for key in vars(module) if "hooks" in key and vars(module)[key]]
-    if hooks or "forward" in vars(module) or "weight" not in module._parameters:
-        what = (
-            "hooks" if hooks else "a forward of its own" if "forward" in vars(module) else "a weight that is computed"
-        )
+def _refuse_irreplaceable(name: str, module: Any) -> None:
+    """What a layer does or has that its replacement would not, said with its name before anything is fitted."""
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        if type(module) not in (nn.Embedding, nn.EmbeddingBag) and not is_scaled(module):
+            raise TypeError(
+                f"{name} is a {type(module).__name__}, whose forward may do more than look up; leave it out with "
+                f'skip=["{name}"], or replace it yourself.'
+            )
+        if module.max_norm is not None:
+            raise ValueError(
+                f"{name} has max_norm={module.max_norm}: rows of a structured table share their numbers and cannot be "
+                f'renormalised one by one; set {name}.max_norm = None first, or leave it out with skip=["{name}"].'
+            )
+        if module.sparse:
+            raise ValueError(
+                f"{name} has sparse=True: the few shared tensors of a structured table have dense gradients; set "
+                f'{name}.sparse = False first and take another optimiser than SparseAdam, or give skip=["{name}"].'
+            )
+    own = vars(module)
+    hooks = any(value for key, value in own.items() if "hooks" in key)
+    if hooks or "forward" in own or "weight" not in module._parameters:
+        what = "hooks" if hooks else "a forward of its own" if "forward" in own else "a weight that is computed"
         raise ValueError(f"{name} has {what}, which its replacement would not have; remove that first, or skip {name}.")
-
-
-def _refuse_subclass(name: str, module: nn.Module) -> None:
-    exact = type(module) in (nn.Embedding, nn.EmbeddingBag)
-    if not exact and not is_scaled(module):
-        raise TypeError(
-            f"{name} is a {type(module).__name__}, whose forward may do more than look up; leave it out with "
-            f'skip=["{name}"], or replace it yourself.'
-        )
 
 
 def declared_heads(model: nn.Module) -> dict[str, list[nn.Module]]:
@@ -293,41 +314,3 @@ def is_scaled(module: nn.Module) -> bool:
     known = cls.__module__.startswith("transformers.") and cls.__name__.endswith("ScaledWordEmbedding")
     # Some have rows of their own besides.
     return known and hasattr(module, "embed_scale") and [name for name, _ in module.named_parameters()] == ["weight"]
-
-
-def _refuse_two_formats(found: Iterable[Weight]) -> None:
-    for weight in found:
-        first, chosen = next(iter(weight.formats.items()))
-        for name, format in weight.formats.items():
-            if format != chosen:
-                raise ValueError(
-                    f"{first} and {name} share one weight, but are given {chosen} and {format}; give one format, or "
-                    'break the tie with tied="untie".'
-                )
-
-
-def _refuse_options(name: str, module: Any) -> None:
-    """What a structured table cannot do, said with the layer's name before anything is fitted."""
-    if module.max_norm is not None:
-        raise ValueError(
-            f"{name} has max_norm={module.max_norm}: rows of a structured table share their numbers and cannot be "
-            f'renormalised one by one; set {name}.max_norm = None first, or leave it out with skip=["{name}"].'
-        )
-    if module.sparse:
-        raise ValueError(
-            f"{name} has sparse=True: the few shared tensors of a structured table have dense gradients; set "
-            f'{name}.sparse = False first and take another optimiser than SparseAdam, or give skip=["{name}"].'
-        )
-
-
-def _refuse_broken_ties(modules: Mapping[str, nn.Module], found: Mapping[int, Weight], left: Mapping[str, str]) -> None:
-    """Whoever else holds a weight would go on with the dense one, alone."""
-    for name, module in modules.items():
-        for own, parameter in module._parameters.items():
-            table = found.get(id(parameter))
-            if table is not None and name not in table.places:
-                why = f" ({left[name]})" if name in left else ""
-                raise ValueError(
-                    f"{name}.{own} shares the weight of {table.name} and is not among the layers to compress{why}; "
-                    f'compress both, skip {table.name} too, or break the tie with tied="untie".'
-                )

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
 
-from tensorbed.checks import naming, require_bool, require_int, require_positive
+from tensorbed.checks import naming, require_bool, require_positive
 from tensorbed.compress.budgets import Limit
 from tensorbed.compress.finding import MIN_ROWS, Weight, found_tables
-from tensorbed.compress.plans import Option, Plan
-from tensorbed.compress.report import why_nothing
+from tensorbed.compress.report import Option, Plan, why_nothing
 from tensorbed.fitting import check_table, fit_table
 from tensorbed.nn.options import check_format
 from tensorbed.progress import about, track
@@ -79,48 +78,77 @@ def plan(
     require_bool(careful, "careful")
     if formats is not None:
         _check_formats(formats)
-    same_rows_as: dict[str, str] = {}
-    heads: set[str] = set()
+    weights: list[Weight] = []
     if isinstance(model, nn.Module):
-        weights = _weights(model, min_rows, skip, tied, include_heads)
-        tables = _tables(weights, tied)
-        whole = sum(weight.tensor.nbytes for weight in weights)
-        same_rows_as = {weight.name: weight.same_rows_as for weight in weights if weight.same_rows_as is not None}
-        heads = {name for weight in weights for name in weight.places if name in tables and weight.scores(name, tied)}
-    else:
-        tables = _empty(model)
-        whole = sum(table.nbytes for table, _ in tables.values())
-    limit = Limit.of(budget, ratio, whole)
-    measured = purpose == "pretrained" and not any(table.is_meta for table, _ in tables.values())
-    weighed = formats or _candidates(limit.ratio, measured)
-    careful = careful and measured and formats is None
-    bound: dict[str, _Bound] = {}
-    for name, (table, reserved) in tables.items():
+        weights, left = found_tables(model, plain_format(), min_rows, skip, include_heads, tied)
+        if not weights:
+            raise ValueError(f"there is nothing to plan: {why_nothing(left)}")
+    tables = _to_compress(weights, tied) if isinstance(model, nn.Module) else _empty(model)
+    dense = sum({id(table.tensor): table.tensor.nbytes for table in tables.values()}.values())
+    limit = Limit.of(budget, ratio, dense)
+    measured = purpose == "pretrained" and not any(table.tensor.is_meta for table in tables.values())
+    offers = [kind.candidates if measured else kind.candidates_to_train for kind in every_format()]
+    weighed = formats or [format for offered in offers for format in offered(limit.ratio)]
+    for name, table in tables.items():
         with naming(name):
-            bound[name] = _bound(table, reserved, weighed)
-    _require_reach(tables, bound, limit)
-    if careful and heads:
-        bound |= {name: [(o, s) for o, s in bound[name] if o.format.suits_heads] for name in heads}
-        if (least := _least(tables, bound)) > limit.bytes:
-            raise SpoilsHeadsError(limit.out_of_reach(least), heads, whole / least)
+            table.weigh(weighed)
+    _require_reach(tables, limit)
+    heads = [name for name, table in tables.items() if table.scores]
+    if careful and measured and formats is None and heads:
+        for name in heads:
+            tables[name].bound = [(option, s) for option, s in tables[name].bound if option.format.suits_heads]
+        if (least := _least(tables)) > limit.bytes:
+            raise SpoilsHeadsError(limit.out_of_reach(least), heads, dense / least)
     if measured:
-        bound, refusals = _measured(tables, bound)
-        _require_reach(tables, bound, limit, refusals)
-    dense = plain_format()
+        _require_reach(tables, limit, _measure(tables))
     options = {
         name: (
-            Option(dense, table.nbytes, 1.0, 0.0 if measured else None),
-            *(option for option, _ in bound[name]),
+            Option(plain_format(), table.tensor.nbytes, 1.0, 0.0 if measured else None),
+            *(option for option, _ in table.bound),
         )
-        for name, (table, _) in tables.items()
+        for name, table in tables.items()
     }
-    sizes = {name: (int(table.shape[0]), int(table.shape[1])) for name, (table, _) in tables.items()}
-    return Plan(sizes, _chosen(options, limit.bytes), options, limit.bytes, whole, same_rows_as)
+    sizes = {name: (int(table.tensor.shape[0]), int(table.tensor.shape[1])) for name, table in tables.items()}
+    same_rows_as = {weight.name: weight.same_rows_as for weight in weights if weight.same_rows_as is not None}
+    return Plan(sizes, _chosen(options, limit.bytes), options, limit.bytes, dense, same_rows_as)
 
 
-def _candidates(ratio: float, measured: bool) -> list[Format]:
-    kinds = every_format()
-    return [format for k in kinds for format in (k.candidates(ratio) if measured else k.candidates_to_train(ratio))]
+@dataclass
+class _Table:
+    """One to be planned.
+
+    Attributes:
+        tensor: its weight, on the meta device where only its size is known.
+        reserved: bytes that are stored besides, the row of a ``padding_idx``.
+        scores: whether it is a head, or shares its table with one.
+        bound: its options, and what it would be.
+    """
+
+    tensor: Tensor
+    reserved: int = 0
+    scores: bool = False
+    bound: list[tuple[Option, Structure]] = field(default_factory=list)
+
+    def weigh(self, formats: Sequence[Format]) -> None:
+        """Take the formats that it can have; none where it is too small for each of them."""
+        rows, cols = self.tensor.shape
+        budget = Budget(rows, cols, self.tensor.dtype, self.reserved)
+        unsuited = []
+        for format in formats:
+            try:
+                structure = format.bind(budget)
+            except OutOfReachError:
+                continue
+            except ValueError as error:
+                unsuited.append(error)
+                continue
+            sized = format.sized_as(structure)
+            if any(sized == option.format.sized_as(other) for option, other in self.bound):
+                continue  # what two ratios have in common is weighed once
+            size = structure.bytes(budget.dtype) + self.reserved
+            self.bound.append((Option(format, size, budget.ratio(structure), None), structure))
+        if unsuited and not self.bound:
+            raise unsuited[0]
 
 
 class SpoilsHeadsError(ValueError):
@@ -135,12 +163,12 @@ class SpoilsHeadsError(ValueError):
         )
 
 
-def _least(tables: _Tables, bound: Mapping[str, _Bound]) -> int:
-    return sum(min([table.nbytes, *(one.bytes for one, _ in bound[name])]) for name, (table, _) in tables.items())
+def _least(tables: Mapping[str, _Table]) -> int:
+    return sum(min([table.tensor.nbytes, *(one.bytes for one, _ in table.bound)]) for table in tables.values())
 
 
-def _require_reach(tables: _Tables, bound: Mapping[str, _Bound], limit: Limit, refusals: Sequence[str] = ()) -> None:
-    if (least := _least(tables, bound)) > limit.bytes:
+def _require_reach(tables: Mapping[str, _Table], limit: Limit, refusals: Sequence[str] = ()) -> None:
+    if (least := _least(tables)) > limit.bytes:
         advice = "Ask for no smaller tables, or give formats= that are smaller."
         raise ValueError(" ".join([limit.out_of_reach(least), advice, *refusals[:1]]))
 
@@ -156,35 +184,20 @@ def _check_formats(formats: object) -> None:
             raise ValueError(f"{format!r} has no size before it is fitted; give rank= or ratio=.")
 
 
-# Weights by name, on the meta device where only sizes are known, and the bytes that are stored besides.
-_Tables = dict[str, tuple[Tensor, int]]
-# Options of one table, and what it would be.
-_Bound = list[tuple[Option, Structure]]
-
-
-def _weights(model: nn.Module, min_rows: int, skip: Sequence[str], tied: str, include_heads: bool) -> Sequence[Weight]:
-    """The weights that would be compressed."""
-    require_int(min_rows, "min_rows")
-    if isinstance(skip, str):
-        raise TypeError(f"skip={skip!r}: give a list of patterns.")
-    if tied not in ("keep", "untie"):
-        raise ValueError(f'tied={tied!r}: choose "keep" or "untie".')
-    weights, left = found_tables(model, plain_format(), min_rows, tuple(skip), include_heads, tied)
-    if not weights:
-        raise ValueError(f"there is nothing to plan: {why_nothing(left)}")
-    return weights
-
-
-def _tables(weights: Sequence[Weight], tied: str) -> _Tables:
+def _to_compress(weights: Sequence[Weight], tied: str) -> dict[str, _Table]:
     """The tables that compressing makes, those that share a weight once."""
-    return {
-        name: (weight.tensor.detach(), _reserved(weight, name))
-        for weight in weights
-        for name in (weight.places if tied == "untie" else [weight.name])
-    }
+    tables = {}
+    for weight in weights:
+        row = weight.tensor.shape[1] * weight.tensor.element_size()
+        for places in weight.groups(tied):
+            name, first = next(iter(places.items()))
+            padded = getattr(first, "padding_idx", None) is not None
+            scores = any(isinstance(module, nn.Linear) for module in places.values())
+            tables[name] = _Table(weight.tensor, row if padded else 0, scores)
+    return tables
 
 
-def _empty(sizes: Mapping[str, tuple[int, int]]) -> _Tables:
+def _empty(sizes: Mapping[str, tuple[int, int]]) -> dict[str, _Table]:
     if not isinstance(sizes, Mapping) or not sizes:
         raise TypeError(f"plan takes a model or sizes by name, {{'words': (rows, cols)}}, got {type(sizes).__name__}.")
     tables = {}
@@ -195,60 +208,28 @@ def _empty(sizes: Mapping[str, tuple[int, int]]) -> _Tables:
         if rows * cols > _MOST:
             shown = " x ".join(f"{count:.4g}" if count < 1e300 else "over 1e300" for count in (rows, cols))
             raise ValueError(f"{name}: {shown} numbers are more than a table can have, {_MOST:.4g}.")
-        tables[name] = (torch.empty((rows, cols), device="meta", dtype=torch.float32), 0)
+        tables[name] = _Table(torch.empty((rows, cols), device="meta", dtype=torch.float32))
     return tables
 
 
-def _reserved(weight: Weight, name: str) -> int:
-    """Bytes of the row that a table with a ``padding_idx`` stores besides."""
-    padded = getattr(weight.places[name], "padding_idx", None) is not None
-    return weight.tensor.shape[1] * weight.tensor.element_size() if padded else 0
-
-
-def _bound(table: Tensor, reserved: int, formats: Sequence[Format]) -> _Bound:
-    """The formats that a table can have, with what it takes then; none where it is too small for each of them."""
-    rows, cols = table.shape
-    budget = Budget(rows, cols, table.dtype, reserved)
-    found: _Bound = []
-    unsuited = []
-    for format in formats:
-        try:
-            structure = format.bind(budget)
-        except OutOfReachError:
-            continue
-        except ValueError as error:
-            unsuited.append(error)
-            continue
-        sized = format.sized_as(structure)
-        if any(sized == option.format.sized_as(other) for option, other in found):
-            continue  # what two ratios have in common is weighed once
-        size = structure.bytes(table.dtype) + reserved
-        found.append((Option(format, size, budget.ratio(structure), None), structure))
-    if unsuited and not found:
-        raise unsuited[0]
-    return found
-
-
-def _measured(tables: _Tables, bound: Mapping[str, _Bound]) -> tuple[dict[str, _Bound], list[str]]:
-    """The same with the errors of fits to samples.
-
-    Formats whose numbers a table's dtype cannot hold are left out for it, and why is told.
-    """
-    for name, (table, _) in tables.items():
+def _measure(tables: Mapping[str, _Table]) -> list[str]:
+    """Enter the errors of fits to samples; formats whose numbers a dtype cannot hold are left out, and why is told."""
+    for name, table in tables.items():
         with naming(name):
-            check_table(table)
-    measured: dict[str, _Bound] = {name: [] for name in tables}
+            check_table(table.tensor)
     refusals = []
-    steps = [(name, option, structure) for name, options in bound.items() for option, structure in options]
+    steps = [(name, option, structure) for name, table in tables.items() for option, structure in table.bound]
+    for table in tables.values():
+        table.bound = []
     for name, option, structure in track(steps, "measuring formats"):
         try:
             with naming(name), about(name):
-                error = fit_table(*option.format.sample(tables[name][0], structure)).error
+                error = fit_table(*option.format.sample(tables[name].tensor.detach(), structure)).error
         except OutOfRangeError as refusal:
             refusals.append(f"{option.format!r} is none of them: {refusal}")
         else:
-            measured[name].append((replace(option, error=error), structure))
-    return measured, refusals
+            tables[name].bound.append((replace(option, error=error), structure))
+    return refusals
 
 
 def _chosen(options: Mapping[str, tuple[Option, ...]], allowed: float) -> dict[str, Option]:

@@ -1,32 +1,26 @@
-"""Compressing the tables of a model in place."""
+"""Compressing the tables of a model in place, their use recorded before if asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from tensorbed.adapters import check_layers, tell
-from tensorbed.checks import naming, require_bool, require_int
-from tensorbed.compress.calibration import recorded, together
+from tensorbed.checks import naming, require_bool
 from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables, is_scaled
-from tensorbed.compress.plans import Plan
-from tensorbed.compress.report import Entry, Report
+from tensorbed.compress.report import Entry, Plan, Report
 from tensorbed.files.description import put
-from tensorbed.nn.bag import EmbeddingBag
-from tensorbed.nn.embedding import Embedding, ScaledEmbedding
+from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding
 from tensorbed.nn.head import Head, scoring_std
 from tensorbed.nn.options import Deviation, check_format, check_options
 from tensorbed.nn.table import StructuredTable
 from tensorbed.progress import about, track
 from tensorbed.structures import Format, Use
 
-
-class _Drawn(NamedTuple):
-    """How tables are drawn that are not fitted."""
-
-    std: Deviation
+_BLOCK = 2**12  # vectors multiplied at once
 
 
 def compress_(
@@ -70,7 +64,7 @@ def compress_(
         >>> report = tb.compress_(model, tb.HotRows())
         >>> print(report)
     """
-    _check(model, format, min_rows, skip, tied)
+    _check(model, format)
     require_bool(fit, "fit")
     require_bool(include_heads, "include_heads")
     check_options(std=std)
@@ -79,25 +73,28 @@ def compress_(
     if calibrate is not None and not (fit and callable(calibrate)):
         raise ValueError("calibrate is a function that runs the model, for fit=True; leave it out else.")
     before = _sizes(model)
-    tables, left = found_tables(model, format, min_rows, tuple(skip), include_heads, tied)
+    weights, left = found_tables(model, format, min_rows, skip, include_heads, tied)
     if isinstance(format, Plan):
-        for table in tables:  # a plan names heads that nobody named to it
-            table.same_rows_as = format.same_rows_as.get(table.name)
+        for weight in weights:  # a plan names heads that nobody named to it
+            weight.same_rows_as = format.same_rows_as.get(weight.name)
     uses: Mapping[str, Use] = {}
     if calibrate is not None:
-        uses = recorded(model, {name: one for table in tables for name, one in table.places.items()}, calibrate)
-    drawn = None if fit else _Drawn(std)
-    made = [_made(table, tied, drawn, uses) for table in track(tables, "compressing tables")]
-    layers = {name: layer for replaced, _ in made for name, layer in replaced.items()}
+        uses = _recorded(model, {name: one for weight in weights for name, one in weight.places.items()}, calibrate)
+    layers: dict[str, StructuredTable] = {}
+    entries: list[Entry] = []
+    for weight in track(weights, "compressing tables"):
+        for places in weight.groups(tied):
+            replaced = _layers(weight, places, fit, std, uses)
+            layers |= replaced
+            entries.append(_entry(tuple(places), weight, next(iter(replaced.values()))))
     check_layers(model, layers.values())
     put(model, layers)
     tell(model)
     after = _sizes(model)
-    entries = tuple(entry for _, group in made for entry in group)
-    return Report(entries, before[0], after[0], before[1], after[1], left)
+    return Report(tuple(entries), before[0], after[0], before[1], after[1], left)
 
 
-def _check(model: nn.Module, format: Formats, min_rows: int, skip: Sequence[str], tied: str) -> None:
+def _check(model: nn.Module, format: Formats) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"compress_ takes a model, got {type(model).__name__}.")
     if isinstance(model, (nn.Embedding, nn.EmbeddingBag, StructuredTable)) or type(model) is nn.Linear:
@@ -105,11 +102,6 @@ def _check(model: nn.Module, format: Formats, min_rows: int, skip: Sequence[str]
     for one in format.values() if isinstance(format, Mapping) else [format]:
         if one is not None:
             check_format(one)
-    require_int(min_rows, "min_rows")
-    if isinstance(skip, str):
-        raise TypeError(f"skip={skip!r}: give a list of patterns.")
-    if tied not in ("keep", "untie"):
-        raise ValueError(f'tied={tied!r}: choose "keep" or "untie".')
 
 
 def _sizes(model: nn.Module) -> tuple[int, int]:
@@ -118,85 +110,126 @@ def _sizes(model: nn.Module) -> tuple[int, int]:
     return sum(t.numel() for t in held), sum(t.numel() * t.element_size() for t in held)
 
 
-def _made(
-    table: Weight, tied: str, drawn: _Drawn | None, uses: Mapping[str, Use]
-) -> tuple[dict[str, StructuredTable], list[Entry]]:
-    """The layers for all places of a weight, and what to report of them."""
-    groups = [{name: module} for name, module in table.places.items()] if tied == "untie" else [table.places]
-    replaced: dict[str, StructuredTable] = {}
-    entries = []
-    for places in groups:
-        scores = any(isinstance(module, nn.Linear) for module in places.values())
-        as_drawn = _Drawn(scoring_std(table.tensor.shape[1])) if scores and drawn == _Drawn(None) else drawn
-        use = together(uses[name] for name in places) if uses else None
-        first: StructuredTable | None = None
-        by_module: dict[int, StructuredTable] = {}
-        # Tables before heads, which share theirs.
-        for name, module in sorted(places.items(), key=lambda item: isinstance(item[1], nn.Linear)):
-            with naming(name), about(name):
-                layer = by_module.get(id(module)) or _layer(module, table.formats[name], first, as_drawn, use)
-            layer.train(module.training)
-            by_module[id(module)], first = layer, first or layer
-            replaced[name] = layer
-        assert first is not None
-        entries.append(_entry(tuple(places), table, first))
-    return replaced, entries
+def _layers(
+    weight: Weight, places: Mapping[str, nn.Module], fit: bool, std: Deviation, uses: Mapping[str, Use]
+) -> dict[str, StructuredTable]:
+    """The layers for places that share one table, whose own comes first."""
+    # Tables before heads, which share theirs.
+    by_rank = sorted(places.items(), key=lambda place: isinstance(place[1], nn.Linear))
+    if std is None and isinstance(by_rank[-1][1], nn.Linear):
+        std = scoring_std(weight.tensor.shape[1])
+    use = _together(uses[name] for name in places) if uses else None
+    layers: dict[str, StructuredTable] = {}
+    by_module: dict[nn.Module, StructuredTable] = {}
+    for name, module in by_rank:
+        first = next(iter(layers.values()), None)
+        with naming(name), about(name):
+            if module not in by_module:
+                options = {"use": use} if fit else {"std": std}
+                by_module[module] = _layer(module, weight.formats[name], first, fit, options)
+        layers[name] = by_module[module].train(module.training)
+    return layers
 
 
 def _layer(
-    module: nn.Module, format: Format, first: StructuredTable | None, drawn: _Drawn | None, use: Use | None
+    module: Any, format: Format, first: StructuredTable | None, fit: bool, options: dict[str, Any]
 ) -> StructuredTable:
     if isinstance(module, nn.Linear):
-        head: Head = Head.tied_to(first) if first is not None else _new(Head, module, format, drawn, use)
+        head: Head = _new(Head, module, format, fit, options) if first is None else Head.tied_to(first)
         head.bias = module.bias
         return head
-    kind, options = _kind(module), _options(module)
-    if first is not None:
-        scales = [float(getattr(one, "embed_scale", 1.0)) for one in (first, module)]
-        other = scales[0] != scales[1] or any(getattr(first, name) != value for name, value in options.items())
-        if type(first) is not kind or other:
-            raise ValueError('shares its weight with a table of other options; use tied="untie".')
-        return first
-    layer: StructuredTable = _new(kind, module, format, drawn, use, **options)
-    if isinstance(layer, ScaledEmbedding):
-        scale: Any = module.embed_scale
-        layer.embed_scale, layer.rounds_scale = float(scale), isinstance(scale, Tensor)
-    return layer
+    kind: Any = ScaledEmbedding if is_scaled(module) else Embedding
+    names = ["padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"]
+    if isinstance(module, nn.EmbeddingBag):
+        kind, names = EmbeddingBag, [*names, "mode", "include_last_offset"]
+    own = {name: getattr(module, name) for name in names}
+    if first is None:
+        layer: StructuredTable = _new(kind, module, format, fit, {**options, **own})
+        if isinstance(layer, ScaledEmbedding):
+            layer.embed_scale, layer.rounds_scale = float(module.embed_scale), isinstance(module.embed_scale, Tensor)
+        return layer
+    scales = [float(getattr(one, "embed_scale", 1.0)) for one in (first, module)]
+    other = scales[0] != scales[1] or any(getattr(first, name) != value for name, value in own.items())
+    if type(first) is not kind or other:
+        raise ValueError('shares its weight with a table of other options; use tied="untie".')
+    return first
 
 
-def _new(kind: Any, module: nn.Module, format: Format, drawn: _Drawn | None, use: Use | None, **options: Any) -> Any:
+def _new(kind: Any, module: Any, format: Format, fit: bool, options: dict[str, Any]) -> Any:
     """A layer fitted to the module's weight, or drawn with its sizes; frozen where that is."""
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    if drawn is None:
-        return kind.from_pretrained(weight, format, not weight.requires_grad, use=use, **options)
+    weight: Tensor = module.weight
+    if fit:
+        return kind.from_pretrained(weight, format, not weight.requires_grad, **options)
     sizes = reversed(weight.shape) if kind is Head else weight.shape
-    layer = kind(*sizes, format, std=drawn.std, device=weight.device, dtype=weight.dtype, **options)
+    layer = kind(*sizes, format, device=weight.device, dtype=weight.dtype, **options)
     return layer.requires_grad_(weight.requires_grad)
 
 
-def _kind(module: nn.Module) -> Any:
-    if isinstance(module, nn.EmbeddingBag):
-        return EmbeddingBag
-    return ScaledEmbedding if is_scaled(module) else Embedding
-
-
-def _options(module: nn.Module) -> dict[str, Any]:
-    names = ["padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse"]
-    names += ["mode", "include_last_offset"] if isinstance(module, nn.EmbeddingBag) else []
-    return {name: getattr(module, name) for name in names}
-
-
-def _entry(names: tuple[str, ...], table: Weight, layer: StructuredTable) -> Entry:
-    weight = table.tensor
+def _entry(names: tuple[str, ...], weight: Weight, layer: StructuredTable) -> Entry:
     return Entry(
         names=names,
-        rows=weight.shape[0],
-        cols=weight.shape[1],
+        rows=weight.tensor.shape[0],
+        cols=weight.tensor.shape[1],
         format=f"{layer.structure.kind}, {layer.structure.describe()}",
-        numbers_before=weight.numel(),
+        numbers_before=weight.tensor.numel(),
         numbers_after=layer._stored_numbers,
-        bytes_before=weight.numel() * weight.element_size(),
+        bytes_before=weight.tensor.nbytes,
         bytes_after=layer._stored_bytes,
         error=layer.fit_error,
-        same_rows_as=table.same_rows_as,
+        same_rows_as=weight.same_rows_as,
     )
+
+
+class _Record:
+    """What one layer was given: of a table the rows are counted, of a linear layer ``h h^T`` is summed."""
+
+    def __init__(self, module: nn.Module) -> None:
+        weight: Tensor = module.weight  # type: ignore[assignment]
+        self.is_head = isinstance(module, nn.Linear)
+        size = (weight.shape[1], weight.shape[1]) if self.is_head else (weight.shape[0],)
+        self.sums = torch.zeros(size, dtype=torch.float64, device=weight.device)
+        self.seen = 0
+
+    def see(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        given: Tensor = (args[0] if args else kwargs["input"]).detach()
+        self.seen += given.numel() if not self.is_head else given.numel() // given.shape[-1]
+        if not self.is_head:
+            self.sums += torch.bincount(given.reshape(-1), minlength=len(self.sums)).to(self.sums)
+            return
+        for block in given.reshape(-1, given.shape[-1]).split(_BLOCK):
+            wide = block.to(self.sums)
+            self.sums.addmm_(wide.T, wide)
+
+    def use(self) -> Use:
+        if not self.seen:
+            return Use()
+        return Use(moment=self.sums / self.seen) if self.is_head else Use(counts=self.sums)
+
+
+def _recorded(model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[Any], object]) -> dict[str, Use]:
+    """What each module was given while ``run(model)`` ran; modes and hooks are as before when it is done, or failed."""
+    records = {module: _Record(module) for module in modules.values()}
+    modes = [(module, module.training) for module in model.modules()]
+    handles = [module.register_forward_pre_hook(one.see, with_kwargs=True) for module, one in records.items()]
+    try:
+        with torch.no_grad():
+            run(model.eval())
+    finally:
+        for handle in handles:
+            handle.remove()
+        for module, training in modes:
+            module.training = training
+    # A table that shares its weight with one that ran may only stand for it, as T5's.
+    ran = {id(module.weight) for module, record in records.items() if record.seen}
+    needed = {module for module, record in records.items() if record.is_head or id(module.weight) not in ran}
+    if idle := [name for name, module in modules.items() if module in needed and not records[module].seen]:
+        raise ValueError(f"calibrate did not run {', '.join(idle)}; give it inputs that do, or skip these layers.")
+    return {name: records[module].use() for name, module in modules.items()}
+
+
+def _together(uses: Iterable[Use]) -> Use:
+    """The use of a table that several layers share."""
+    found = list(uses)
+    counts = [use.counts for use in found if use.counts is not None]
+    moments = [use.moment for use in found if use.moment is not None]
+    return Use(torch.stack(counts).sum(0) if counts else None, torch.stack(moments).mean(0) if moments else None)

@@ -1,16 +1,18 @@
-"""What compressing a model did: a table for people, a dict for programs, a page for mail."""
+"""What is planned for the tables of a model, and what compressing them did: for people, programs and mail."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 
+from tensorbed.structures import Format
 from tensorbed.structures.explanation import aligned
 
 # A fit that keeps less than this of a table has lost what the model knew; training brings it back, or another format.
 TOO_FAR = 0.3
+_NEAR = 0.9  # of the bytes allowed: a plan that takes less says what else there was
 _SHOWN = 4  # tables named in one warning
 # What to do about a reason to stay, by the option that it names.
 _ADVICE = {
@@ -20,6 +22,131 @@ _ADVICE = {
 }
 # Columns in the order for a page: names, ratio, fit error and MB are what a phone shows, size and format stand last.
 _ON_A_PAGE = (0, 7, 8, 5, 6, 3, 4, 1, 2)
+
+
+@dataclass(frozen=True)
+class Option:
+    """One format for one table: what it would take, and how far off it would be, ``None`` where nobody measured."""
+
+    format: Format
+    bytes: int
+    ratio: float
+    error: float | None
+
+
+@dataclass(frozen=True)
+class Plan(Mapping[str, Format | None]):
+    """Formats by table name, for :func:`tensorbed.compress_`; ``None`` leaves a table dense. ``print`` it.
+
+    Attributes:
+        sizes: rows and columns of each table.
+        chosen: what was chosen, ``Dense`` where it stays.
+        options: all that were weighed, the dense table first.
+        allowed: bytes that all tables together may take.
+        dense: bytes that they take as they are, those of a shared weight once.
+        same_rows_as: of heads that were taken for such because of their size alone, the tables of that size.
+    """
+
+    sizes: Mapping[str, tuple[int, int]]
+    chosen: Mapping[str, Option]
+    options: Mapping[str, tuple[Option, ...]]
+    allowed: float
+    dense: int
+    same_rows_as: Mapping[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Format | None:
+        format = self.chosen[name].format
+        return None if format.is_plain else format
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.chosen)
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    @property
+    def bytes(self) -> int:
+        """Of all tables as planned."""
+        return sum(option.bytes for option in self.chosen.values())
+
+    @property
+    def notes(self) -> list[str]:
+        """What was decided without being told."""
+        notes = [note_on_size(name, self.sizes[name][0], table) for name, table in self.same_rows_as.items()]
+        larger = [self.bytes - one.bytes + o.bytes for name, one in self.chosen.items() for o in self.options[name]]
+        larger = [size for size in larger if size > self.allowed]
+        if larger and self.bytes < _NEAR * self.allowed:
+            asked, above, taken = (self.dense / size for size in (self.allowed, min(larger), self.bytes))
+            notes.append(
+                f"{asked:.4g} times smaller was asked for; the formats weighed make the tables {above:.3g} or "
+                f"{taken:.3g} times smaller, and nothing between: {taken:.3g} was taken."
+            )
+        return notes
+
+    def frontier(self) -> Frontier:
+        """Ratio against error of every format weighed; ``.figure()`` draws it."""
+        return Frontier(self.options)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and dicts, for JSON."""
+        tables = {
+            name: {"rows": self.sizes[name][0], "cols": self.sizes[name][1], **asdict(one), "format": repr(one.format)}
+            for name, one in self.chosen.items()
+        }
+        return {"tables": tables, "bytes": self.bytes, "allowed": self.allowed, "notes": self.notes}
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """A table for people: a head, a row for each table, and all of them together."""
+        head = ("table", "size", "format", "MB", "ratio", "error")
+        rows = [
+            (
+                name,
+                "{:,} x {:,}".format(*self.sizes[name]),
+                repr(one.format),
+                _megabytes(one.bytes),
+                f"{one.ratio:,.1f}",
+                _error(one.error),
+            )
+            for name, one in self.chosen.items()
+        ]
+        total = ("all", "", "", _megabytes(self.bytes), f"{self.dense / max(1, self.bytes):,.1f}", "")
+        return [head, *rows, total]
+
+    def __str__(self) -> str:
+        return "\n".join([*aligned(self.cells(), "<<<>>>"), *(f"note: {note}" for note in self.notes)])
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Ratio and error of every option, by table."""
+
+    options: Mapping[str, tuple[Option, ...]]
+
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """``(ratio, error)`` of a table's options that no other beats in both, by ratio."""
+        known = [(one.ratio, one.error) for one in self.options[name] if one.error is not None]
+        return sorted(p for p in known if not any(q[0] >= p[0] and q[1] < p[1] for q in known))
+
+    def figure(self) -> Any:
+        """A matplotlib figure, a panel for each table and a line for each kind of format."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError("drawing needs matplotlib: pip install matplotlib") from error
+        figure = Figure(figsize=(5.5 * max(1, len(self.options)), 4), layout="constrained")
+        panels = figure.subplots(1, max(1, len(self.options)), squeeze=False)[0]
+        for axes, (name, options) in zip(panels, self.options.items(), strict=False):
+            kinds = dict.fromkeys(type(one.format).__name__ for one in options if one.error is not None)
+            for kind in kinds:
+                drawn = [o for o in options if type(o.format).__name__ == kind and o.error is not None]
+                line = sorted((one.ratio, one.error or 0.0) for one in drawn)
+                axes.plot(*zip(*line, strict=True), marker="o", label=kind)
+            axes.set(title=name, xlabel="times smaller", ylabel="relative error", xscale="log")
+            axes.grid(alpha=0.3)
+            axes.legend()
+        return figure
 
 
 @dataclass(frozen=True)
@@ -99,7 +226,7 @@ class Report:
                 _megabytes(e.bytes_before),
                 _megabytes(e.bytes_after),
                 f"{e.ratio:,.1f}",
-                "-" if e.error is None else f"{e.error:.3f}",
+                _error(e.error),
             )
             for e in self.entries
         ]
@@ -154,3 +281,7 @@ def note_on_size(name: str, rows: int, table: str) -> str:
 
 def _megabytes(count: int) -> str:
     return f"{count / 1e6:,.2f}"
+
+
+def _error(error: float | None) -> str:
+    return "-" if error is None else f"{error:.3f}"

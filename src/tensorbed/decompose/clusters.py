@@ -15,9 +15,7 @@ _AMONG = 8  # points for each centre that the first ones are drawn from
 _SAMPLE = 32  # points for each centre in the first half of the sweeps
 
 
-def k_means(
-    points: Tensor, count: int, sweeps: int, seed: int = 0, weight: Tensor | None = None, workers: Workers | None = None
-) -> tuple[Tensor, Tensor]:
+def k_means(points: Tensor, count: int, sweeps: int, weight: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Lloyd's algorithm from centres far apart; clusters that lose all of their points take the farthest ones.
 
     The first half of the sweeps goes over a sample, the rest over all points.
@@ -27,21 +25,19 @@ def k_means(
         - weight: ``(n,)``, how much each counts; all alike if left out
         - output: ``(n,)`` int64, the cluster of each, and ``(count, d)``, their centres
     """
-    if workers is None:
-        with Workers() as own:
-            return k_means(points, count, sweeps, seed, weight, own)
     # Drawn on the CPU, whatever the default device: the same centres everywhere.
-    generator = torch.Generator("cpu").manual_seed(seed)
+    generator = torch.Generator("cpu").manual_seed(0)
     mixed = torch.randperm(points.shape[0], generator=generator, device="cpu").to(points.device)
     centres = _far_apart(points[mixed[: _AMONG * count]], count, generator)
     some = mixed[: _SAMPLE * count]
-    if len(some) < len(mixed):
-        sample = _Points(points[some], None if weight is None else weight[some], workers)
-        centres = sample.lloyd(centres, sweeps // 2)
-        sweeps -= sweeps // 2
-    everything = _Points(points, weight, workers)
-    centres = everything.lloyd(centres, sweeps)
-    return everything.nearest(centres), centres
+    with Workers() as workers:
+        if len(some) < len(mixed):
+            sample = _Points(points[some], None if weight is None else weight[some], workers)
+            centres = sample.lloyd(centres, sweeps // 2)
+            sweeps -= sweeps // 2
+        everything = _Points(points, weight, workers)
+        centres = everything.lloyd(centres, sweeps)
+        return torch.cat(everything.nearest(centres)), centres
 
 
 class _Points:
@@ -54,7 +50,7 @@ class _Points:
 
     def lloyd(self, centres: Tensor, sweeps: int) -> Tensor:
         for sweep in range(sweeps):
-            nearest = self._nearest(centres)
+            nearest = self.nearest(centres)
             sums, sizes = self._sums(nearest, centres)
             empty = (sizes == 0).nonzero()[:, 0]
             moved = torch.where(sizes[:, None] > 0, sums / sizes.where(sizes > 0, 1)[:, None], centres)
@@ -65,10 +61,7 @@ class _Points:
             centres = moved
         return centres
 
-    def nearest(self, centres: Tensor) -> Tensor:
-        return torch.cat(self._nearest(centres))
-
-    def _nearest(self, centres: Tensor) -> list[Tensor]:
+    def nearest(self, centres: Tensor) -> list[Tensor]:
         return self._workers.map(lambda piece: _nearest(piece, centres), self._points)
 
     def _sums(self, nearest: Sequence[Tensor], centres: Tensor) -> tuple[Tensor, Tensor]:  # -> (count, d), (count,)

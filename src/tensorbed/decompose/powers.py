@@ -38,9 +38,10 @@ def shifted(number: Number, exponent: float) -> Number:
 
 def frobenius(table: Tensor) -> float:
     """Norm in float64, whatever the dtype, without a copy of the whole in it."""
-    flat, exponent = table.detach().reshape(-1), far_exponent(table.detach())
+    table = table.detach()
+    exponent = far_exponent(table)
     parts = [
         torch.linalg.vector_norm(shifted(part.double(), -exponent) if exponent else part, dtype=torch.float64)
-        for part in flat.split(_BLOCK)
+        for part in table.split(max(1, _BLOCK * len(table) // max(1, table.numel())))
     ]
     return shifted(float(torch.linalg.vector_norm(torch.stack(parts))), exponent) if parts else 0.0

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tensorbed.decompose.train import ErrorBudget, balanced
-from tensorbed.decompose.truncate import truncate
+from tensorbed.decompose.train import ErrorBudget, balanced, cut
 from tensorbed.progress import track
 
-SWEEPS = 20
 _ENOUGH = 1e-3  # a sweep that lowers the error by less than this fraction is the last
 _MOST_UNKNOWNS = 4096  # of one row of a core: the normal equations are this large squared
 _CHUNK = 2**22  # numbers in one partial contraction
@@ -25,33 +23,23 @@ def tr_svd(
     sizes, order = tensor.shape, tensor.dim()
     budget = ErrorBudget(bound, order - 1) if bound is not None else None
     label = "fitting a tensor ring, cut {} of " + str(order - 1)
-
-    def cut(matrix: Tensor, rank: int | None, k: int) -> tuple[Tensor, Tensor]:
-        share = budget.share() if budget is not None else None
-        found = truncate(matrix, rank=None if budget else rank, bound=share, label=label.format(k))
-        if budget is not None:
-            budget.spend(found.lost)
-        return found.left, found.right
-
-    left, right = cut(tensor.reshape(sizes[0], -1), math.prod(ranks[:2]) if ranks else None, 1)
-    joint, rank = ranks[:2] if ranks else _split(left.shape[1])
+    first = tensor.reshape(sizes[0], -1)
+    left, right = cut(first, math.prod(ranks[:2]) if ranks else None, budget, label.format(1))
+    # As equal as they go where only their product is known.
+    joint = ranks[0] if ranks else math.isqrt(left.shape[1])
+    rank = ranks[1] if ranks else -(-left.shape[1] // joint)
     left, right = _widen(left, right, joint * rank)
     cores = [left.reshape(sizes[0], joint, rank).transpose(0, 1)]
     rest = right.reshape(joint, rank, -1).permute(1, 2, 0)  # (R_1, n_2 ... n_N, R_0)
     for k in range(1, order - 1):
-        left, right = cut(rest.reshape(rank * sizes[k], -1), ranks[k + 1] if ranks else None, k + 1)
+        rest = rest.reshape(rank * sizes[k], -1)
+        left, right = cut(rest, ranks[k + 1] if ranks else None, budget, label.format(k + 1))
         if ranks:
             left, right = _widen(left, right, ranks[k + 1])
         cores.append(left.reshape(rank, sizes[k], -1))
         rest, rank = right, left.shape[1]
     cores.append(rest.reshape(rank, sizes[-1], joint))
     return balanced(cores)
-
-
-def _split(rank: int) -> tuple[int, int]:
-    """``R_0`` and ``R_1`` whose product holds the rank, as equal as they go."""
-    joint = math.isqrt(rank)
-    return joint, -(-rank // joint)
 
 
 def _widen(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
@@ -65,7 +53,7 @@ def _widen(left: Tensor, right: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return filled, torch.cat([right, right.new_zeros(missing, right.shape[1])])
 
 
-def improve(tensor: Tensor, cores: Sequence[Tensor], sweeps: int = SWEEPS) -> list[Tensor]:
+def improve(tensor: Tensor, cores: Sequence[Tensor], sweeps: int = 20) -> list[Tensor]:
     """Alternating least squares: each core in turn the best for the others. What comes back is never worse."""
     # The products with the tensor dominate; single precision is enough for them where the tensor is large.
     dtype = torch.float64 if tensor.numel() <= 2**22 else torch.promote_types(tensor.dtype, torch.float32)

@@ -33,15 +33,15 @@ class Folded:
         self._rows[:full] = table[: full * slab].reshape(-1, *self._rows.shape[1:])
         self._last = self._rows[full:]  # slabs with padding
         if self._within:
-            tail = self._tail()
-            tail[: self._within] = table[full * slab :]
-            self._put(tail)
+            self._write(slice(self._within), table[full * slab :])
 
     def _tail(self) -> Tensor:
         """Rows of the slabs with padding, a copy."""
         return self._last.reshape(math.prod(self._last.shape[: self._last.dim() // 2]), -1).clone()
 
-    def _put(self, tail: Tensor) -> None:
+    def _write(self, block: slice, rows: Tensor) -> None:
+        tail = self._tail()
+        tail[block] = rows
         self._last.copy_(tail.view(self._last.shape))
 
     def padding(self) -> Tensor:  # -> (prod I_k - rows, cols)
@@ -50,9 +50,7 @@ class Folded:
 
     def fill(self, rows: Tensor) -> None:  # (prod I_k - rows, cols)
         """Write the rows after the table's."""
-        tail = self._tail()
-        tail[self._within :] = rows
-        self._put(tail)
+        self._write(slice(self._within, None), rows)
 
 
 class ErrorBudget:
@@ -72,6 +70,18 @@ class ErrorBudget:
         self.cuts -= 1
 
 
+def cut(
+    matrix: Tensor, rank: int | None, budget: ErrorBudget | None, label: str, orthonormal: bool = True
+) -> tuple[Tensor, Tensor]:  # (m, n) -> (m, r), (r, n)
+    """To a rank, or within its share of an error."""
+    if budget is None:
+        found = truncate(matrix, rank=rank, label=label, orthonormal=orthonormal)
+    else:
+        found = truncate(matrix, bound=budget.share(), label=label, orthonormal=orthonormal)
+        budget.spend(found.lost)
+    return found.left, found.right
+
+
 def tt_svd(
     tensor: Tensor, ranks: Sequence[int] | None = None, bound: float | None = None
 ) -> list[Tensor]:  # (n_1, ..., n_N) -> cores (R_{k-1}, n_k, R_k)
@@ -82,18 +92,12 @@ def tt_svd(
     cores: list[Tensor] = []
     rest, rank = tensor, 1
     for k in range(cuts):
-        rest = rest.reshape(rank * sizes[k], -1)
         label = f"fitting a tensor train, cut {k + 1} of {cuts}"
+        rest = rest.reshape(rank * sizes[k], -1)
         # Cuts to come need orthonormal factors before them; after the last one there are none.
-        last = k == cuts - 1
-        if budget is not None:
-            found = truncate(rest, bound=budget.share(), label=label, orthonormal=not last)
-            budget.spend(found.lost)
-        else:
-            assert ranks is not None
-            found = truncate(rest, rank=ranks[k], label=label, orthonormal=not last)
-        cores.append(found.left.reshape(rank, sizes[k], -1))
-        rest, rank = found.right, found.left.shape[1]
+        left, rest = cut(rest, ranks[k] if ranks else None, budget, label, orthonormal=k < cuts - 1)
+        cores.append(left.reshape(rank, sizes[k], -1))
+        rank = left.shape[1]
     cores.append(rest.reshape(rank, sizes[-1], 1))
     return balanced(cores)
 

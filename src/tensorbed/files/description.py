@@ -12,8 +12,7 @@ from torch import nn
 
 from tensorbed.checks import require_number
 from tensorbed.functional import check_impl
-from tensorbed.nn.bag import EmbeddingBag, check_mode
-from tensorbed.nn.embedding import Embedding, ScaledEmbedding
+from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding, check_mode
 from tensorbed.nn.head import Head
 from tensorbed.nn.options import check_options
 from tensorbed.nn.shorthands import TTEmbedding, TTEmbeddingBag, TTHead

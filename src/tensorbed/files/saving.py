@@ -19,8 +19,7 @@ from tensorbed.files.checksums import Checksums
 from tensorbed.files.description import VERSION, descriptions, put, tables, take_options
 from tensorbed.files.header import FORMAT, Contents, Stored, differently_shared, inside, opened, understood
 from tensorbed.files.writing import write_tensors
-from tensorbed.nn.bag import EmbeddingBag
-from tensorbed.nn.embedding import Embedding
+from tensorbed.nn.embedding import Embedding, EmbeddingBag
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable, identity
 

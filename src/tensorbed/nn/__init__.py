@@ -1,8 +1,7 @@
 """Layers: drop-in replacements for ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag`` over any structure."""
 
-from tensorbed.nn.bag import EmbeddingBag
 from tensorbed.nn.collection import EmbeddingBagCollection, Pooled
-from tensorbed.nn.embedding import Embedding
+from tensorbed.nn.embedding import Embedding, EmbeddingBag
 from tensorbed.nn.head import EmbeddingAndHead, Head, embedding_and_head
 from tensorbed.nn.shorthands import TTEmbedding, TTEmbeddingBag, TTHead
 

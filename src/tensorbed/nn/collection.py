@@ -14,8 +14,7 @@ from tensorbed.checks import naming, require_float_dtype, require_int, require_i
 from tensorbed.dispatch import Asked, World, checked_indices, world_of
 from tensorbed.functional import pooled, request
 from tensorbed.indexing import check_range
-from tensorbed.nn.bag import EmbeddingBag
-from tensorbed.nn.embedding import Embedding
+from tensorbed.nn.embedding import Embedding, EmbeddingBag
 from tensorbed.nn.options import TableOptions, check_format, options_shown
 from tensorbed.structures import Explanations, Format
 from tensorbed.structures.formats import Budget, OutOfReachError
@@ -67,9 +66,8 @@ class EmbeddingBagCollection(nn.Module):
 
     def __init__(self, tables: Mapping[str, EmbeddingBag]) -> None:
         super().__init__()
-        self.tables = nn.ModuleDict()
-        for name, layer in _checked_tables(tables).items():
-            self.tables[name] = layer
+        _check_tables(tables)
+        self.tables = nn.ModuleDict(tables)
 
     @classmethod
     @options_shown
@@ -156,8 +154,16 @@ class EmbeddingBagCollection(nn.Module):
             )
         world = world_of(ids)
         bounds = torch.arange(ids.shape[0] + 1, device=ids.device)
+        if world is World.EAGER and ids.shape[0]:
+            # One pass over all fields; the table at fault is looked for afterwards.
+            low, high = (bound.tolist() for bound in torch.aminmax(ids, dim=0))
         asked = []
-        for column, (_, layer) in zip(self._checked_columns(ids, world), self._items(), strict=True):
+        for at, (column, (name, layer)) in enumerate(zip(ids.unbind(1), self._items(), strict=True)):
+            if world is not World.EAGER:
+                column = checked_indices(column, layer.num_embeddings, world, name)
+            elif ids.shape[0] and (low[at] < 0 or high[at] >= layer.num_embeddings):
+                with naming(name):
+                    check_range(column, layer.num_embeddings)
             table = request(layer.structure, layer.params(), column, layer.impl)
             counted = layer.scale_grad_by_freq
             asked.append(
@@ -165,22 +171,7 @@ class EmbeddingBagCollection(nn.Module):
             )
         return asked, world
 
-    def _checked_columns(self, ids: Tensor, world: World) -> Sequence[Tensor]:
-        rows = [(name, layer.num_embeddings) for name, layer in self._items()]
-        columns = ids.unbind(1)
-        if world is not World.EAGER:
-            return [checked_indices(c, size, world, name) for c, (name, size) in zip(columns, rows, strict=True)]
-        if ids.shape[0]:
-            # One pass over all fields; the table at fault is looked for afterwards.
-            low, high = (bound.tolist() for bound in torch.aminmax(ids, dim=0))
-            for at, (name, size) in enumerate(rows):
-                if low[at] < 0 or high[at] >= size:
-                    with naming(name):
-                        check_range(columns[at], size)
-        return columns
-
     def _by_name(self, given: Mapping[str, Arguments]) -> tuple[list[Bags], World]:
-        """Bags from a mapping of names."""
         if not isinstance(given, Mapping):
             raise TypeError(
                 f"give ids as a tensor (B, {len(self.names)}) or as a mapping from names, got {type(given).__name__}."
@@ -197,7 +188,10 @@ class EmbeddingBagCollection(nn.Module):
                 found, world = layer._bags(*_arguments(given[name]))
             # Those who look up check too, and would not know the name.
             bags.append(found._replace(ids=checked_indices(found.ids, layer.num_embeddings, world, name)))
-        _check_equal(dict(zip(self.names, (own.bounds.shape[0] - 1 for own in bags), strict=True)))
+        counts = [own.bounds.shape[0] - 1 for own in bags]
+        if any(count != counts[0] for count in counts):
+            each = zip(self.names, counts, strict=True)
+            raise ValueError(f"every table needs the same number of bags, got {_grouped(each, '{1} in {0}')}.")
         return bags, world
 
     def _items(self) -> Iterable[tuple[str, EmbeddingBag]]:
@@ -221,7 +215,7 @@ class EmbeddingBagCollection(nn.Module):
         )
 
 
-def _checked_tables(tables: Mapping[str, EmbeddingBag]) -> Mapping[str, EmbeddingBag]:
+def _check_tables(tables: Mapping[str, EmbeddingBag]) -> None:
     """At least one layer, under names that a module may have, of one dtype on one device."""
     if not isinstance(tables, Mapping):
         raise TypeError(
@@ -230,29 +224,24 @@ def _checked_tables(tables: Mapping[str, EmbeddingBag]) -> Mapping[str, Embeddin
     if not tables:
         raise ValueError("tables is empty: give at least one.")
     for name, layer in tables.items():
-        _check_name(name)
+        if not isinstance(name, str):
+            raise TypeError(f"names are strings, got {name!r} ({type(name).__name__}).")
+        if not name or "." in name:
+            raise ValueError(f"{name!r} cannot name a table: state_dict keys are made of names and dots.")
+        if hasattr(nn.ModuleDict(), name):
+            raise ValueError(
+                f"{name!r} cannot name a table: torch.nn.ModuleDict has an attribute of that name; try {name + '_'!r}."
+            )
         if not isinstance(layer, EmbeddingBag):
             raise TypeError(f"{name}: give a tb.EmbeddingBag{_advice(layer)}, got {type(layer).__name__}.")
-    kinds: dict[str, list[str]] = {}
-    for name, layer in tables.items():
-        device = next(iter(layer.params().values())).device
-        kinds.setdefault(f"{str(layer._dtype)[6:]} on {device}", []).append(name)
-    if len(kinds) > 1:
-        found = "; ".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items())
+    kinds = {
+        name: f"{str(layer._dtype)[6:]} on {next(iter(layer.params().values())).device}"
+        for name, layer in tables.items()
+    }
+    if len(set(kinds.values())) > 1:
         raise ValueError(
-            f"the tables' outputs stand in one tensor and need one dtype and device, got {found}. Use .to(...)."
-        )
-    return tables
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str):
-        raise TypeError(f"names are strings, got {name!r} ({type(name).__name__}).")
-    if not name or "." in name:
-        raise ValueError(f"{name!r} cannot name a table: state_dict keys are made of names and dots.")
-    if hasattr(nn.ModuleDict, name) or hasattr(nn.ModuleDict(), name):
-        raise ValueError(
-            f"{name!r} cannot name a table: torch.nn.ModuleDict has an attribute of that name; try {name + '_'!r}."
+            "the tables' outputs stand in one tensor and need one dtype and device, got "
+            f"{_grouped(kinds.items(), '{1}: {0}')}. Use .to(...)."
         )
 
 
@@ -290,15 +279,12 @@ def _arguments(given: Arguments) -> tuple[Any, ...]:
     return tuple(given)
 
 
-def _check_equal(counts: dict[str, int]) -> None:
-    """The same number of bags in every table, or an error that tells who has how many."""
-    first = next(iter(counts.values()))
-    if any(count != first for count in counts.values()):
-        by_count: dict[int, list[str]] = {}
-        for name, count in counts.items():
-            by_count.setdefault(count, []).append(name)
-        found = "; ".join(f"{count} in {_listed(names)}" for count, names in by_count.items())
-        raise ValueError(f"every table needs the same number of bags, got {found}.")
+def _grouped(facts: Iterable[tuple[str, object]], form: str) -> str:
+    """Which tables have what in common, each group in a form of its names and of that."""
+    groups: dict[object, list[str]] = {}
+    for name, fact in facts:
+        groups.setdefault(fact, []).append(name)
+    return "; ".join(form.format(_listed(names), fact) for fact, names in groups.items())
 
 
 def _listed(names: Sequence[str], most: int = 8) -> str:

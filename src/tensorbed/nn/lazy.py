@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
@@ -117,7 +117,7 @@ class LazyTable(LazyTensor):
 
     def set_(self, *args: Any, **kwargs: Any) -> Any:
         """The one method that torch does not ask a subclass about."""
-        _refuse(Tensor.set_, self._layer)
+        _refuse_writing_to(self, Tensor.set_)
 
     def _freeze(self, requires_grad: bool = True) -> Tensor:
         for spec in self._layer.structure.tensors():
@@ -158,9 +158,9 @@ class _ReadOnly(Tensor):
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         kwargs = kwargs or {}
-        for argument, given in _named(func, args, kwargs):
+        for at, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                _refuse_any(func, given)
+                _refuse_writing_to(args[at] if at < len(args) else kwargs.get(argument.name), func)
         result = func(*tree_map_only(_ReadOnly, _writable, args), **tree_map_only(_ReadOnly, _writable, kwargs))
         tables = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, _ReadOnly)]
         return tree_map_only(Tensor, lambda tensor: _kept_from_writing(tensor, tables), result)
@@ -193,32 +193,23 @@ def _kept_from_writing(tensor: Tensor, tables: list[_ReadOnly]) -> Tensor:
     return tensor if table is None else _read_only(tensor, table._layer)
 
 
-def _named(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """What the operator's schema says of each argument, and the argument."""
-    for at, argument in enumerate(func._schema.arguments):
-        yield argument, args[at] if at < len(args) else kwargs.get(argument.name)
-
-
 def _refuse_writing(func: Any, args: Any, kwargs: dict[str, Any]) -> None:
     """Before torch refuses for reasons of its own, and where a method is no operator: ``weight.data = ...``."""
     name = getattr(func, "__name__", "")
     if name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__")):
-        _refuse_any(func, args[:1])
-    _refuse_any(func, kwargs.get("out"))
+        _refuse_writing_to(args[:1], func)
+    _refuse_writing_to(kwargs.get("out"), func)
 
 
-def _refuse_any(func: Any, written: Any) -> None:
+def _refuse_writing_to(written: Any, func: Any) -> None:
     for leaf in tree_leaves(written):
         if isinstance(leaf, (LazyTable, _ReadOnly)):
-            _refuse(func, leaf._layer)
-
-
-def _refuse(func: Any, layer: StructuredTable) -> None:
-    tied = f" Or {_TIE}." if func is Tensor.requires_grad_ else ""  # what nn.Parameter(weight) does
-    raise RuntimeError(
-        f"{_made_from(layer)} and cannot be written to ({func.__name__}); write those, or fit a table with "
-        f"{type(layer).__name__}.from_pretrained. A copy of it, weight.detach().clone(), is an ordinary tensor.{tied}"
-    )
+            name = type(leaf._layer).__name__
+            tied = f" Or {_TIE}." if func is Tensor.requires_grad_ else ""  # what nn.Parameter(weight) does
+            raise RuntimeError(
+                f"{_made_from(leaf._layer)} and cannot be written to ({func.__name__}); write those, or fit a table "
+                f"with {name}.from_pretrained. A copy of it, weight.detach().clone(), is an ordinary tensor.{tied}"
+            )
 
 
 def _refuse_assigning(weight: LazyTable | _ReadOnly) -> None:

@@ -25,7 +25,6 @@ class TableOptions(TypedDict, total=False):
     impl: str
 
 
-OPTIONS = tuple(TableOptions.__annotations__)
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -52,8 +51,8 @@ def check_options(
 ) -> None:
     """Refuse what cannot be had before anything is drawn or fitted."""
     if unknown:
-        names = ", ".join(unknown)
-        raise TypeError(f"unexpected argument {names}; besides the sizes there are {', '.join(OPTIONS)}, and dtype.")
+        names, known = ", ".join(unknown), ", ".join(TableOptions.__annotations__)
+        raise TypeError(f"unexpected argument {names}; besides the sizes there are {known}, and dtype.")
     if max_norm is not None:
         raise ValueError(
             f"max_norm={max_norm} is not supported: rows of a structured table share their numbers, so that one "

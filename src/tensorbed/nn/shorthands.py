@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.checks import require_bool
-from tensorbed.nn.bag import EmbeddingBag
-from tensorbed.nn.embedding import Embedding
+from tensorbed.nn.embedding import Embedding, EmbeddingBag
 from tensorbed.nn.head import Head
 from tensorbed.nn.options import Deviation, TableOptions, options_shown
 from tensorbed.nn.table import StructuredTable

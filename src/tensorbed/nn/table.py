@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar, Self, Unpack
 from weakref import WeakKeyDictionary
 
@@ -59,18 +59,13 @@ class StructuredTable(nn.Module):
         dtype: torch.dtype | None = None,
         **options: Unpack[TableOptions],
     ) -> None:
-        num_embeddings = require_positive(num_embeddings, "num_embeddings")
-        embedding_dim = require_positive(embedding_dim, "embedding_dim")
-        dtype = dtype or torch.get_default_dtype()
-        require_float_dtype(dtype)
-        check_format(format)
-        check_options(**options)
-        padding_idx = wrapped_padding_idx(options.get("padding_idx"), num_embeddings)
-        reserved = 0 if padding_idx is None else embedding_dim * dtype.itemsize
-        structure = format.bind(Budget(num_embeddings, embedding_dim, dtype, reserved))
+        rows = require_positive(num_embeddings, "num_embeddings")
+        cols = require_positive(embedding_dim, "embedding_dim")
+        budget = _checked_budget(rows, cols, dtype or torch.get_default_dtype(), format, options)
+        structure = format.bind(budget)
         if not structure.can_initialise:
             raise ValueError(f"{structure.kind} cannot be drawn at random; fit it to a table with from_pretrained.")
-        self._set_up(structure, device, dtype, **options)
+        self._set_up(structure, device, budget.dtype, **options)
         self.reset_parameters()
 
     def _set_up(
@@ -88,12 +83,11 @@ class StructuredTable(nn.Module):
     ) -> None:
         """Become a module with empty tensors. The options were checked; what is refused was not set."""
         check_impl(structure, impl)
-        padding_idx = wrapped_padding_idx(padding_idx, structure.rows)
         super().__init__()
         self.structure = structure
         for name, size in zip(self._size_names, (structure.rows, structure.cols), strict=True):
             setattr(self, name, size)
-        self.padding_idx = padding_idx
+        self.padding_idx = wrapped_padding_idx(padding_idx, structure.rows)
         self.max_norm, self.norm_type, self.sparse = None, norm_type, False
         self.scale_grad_by_freq = scale_grad_by_freq
         self.std, self.impl = std, impl
@@ -122,26 +116,19 @@ class StructuredTable(nn.Module):
         **options: Any,
     ) -> Self:
         """The layer whose structure was fitted to ``table``; the padding row is the table's own."""
-        check_format(format)
         require_bool(freeze, "freeze")
         table = check_table(table)
-        dtype = dtype or table.dtype
-        require_float_dtype(dtype)
-        check_options(**options)
-        padding_idx = wrapped_padding_idx(options.get("padding_idx"), table.shape[0])
-        reserved = 0 if padding_idx is None else table.shape[1] * dtype.itemsize
-        found = fit_table(table, format, dtype=dtype, reserved=reserved, use=use)
+        budget = _checked_budget(table.shape[0], table.shape[1], dtype or table.dtype, format, options)
+        fit = fit_table(table, format, dtype=budget.dtype, reserved=budget.reserved, use=use)
         layer = cls.__new__(cls)
-        layer._set_up(found.structure, table.device, dtype, **options)
+        layer._set_up(fit.structure, table.device, budget.dtype, **options)
         with torch.no_grad():
-            for name, tensor in found.params.items():
+            for name, tensor in fit.params.items():
                 getattr(layer, name).copy_(tensor)
-            if padding_idx is not None:
-                assert layer.padding_row is not None
-                require_finite(layer.padding_row.copy_(table[padding_idx]), "padding_row", table)
-        layer.fit_error = found.error
-        layer.requires_grad_(not freeze)
-        return layer
+            if layer.padding_row is not None:
+                require_finite(layer.padding_row.copy_(table[layer.padding_idx]), "padding_row", table)
+        layer.fit_error = fit.error
+        return layer.requires_grad_(not freeze)
 
     @torch.no_grad()
     def packed(self) -> Self:
@@ -186,8 +173,7 @@ class StructuredTable(nn.Module):
         drawn = {name: t.float() if t.dtype in half else t for name, t in params.items()}
         self.structure.initialise(drawn, std)
         for name, tensor in params.items():
-            if drawn[name] is not tensor:
-                tensor.copy_(drawn[name])
+            tensor.copy_(drawn[name])
             if not bool(torch.isfinite(tensor).all()) or not bool(tensor.any()):
                 raise ValueError(f"std={std:g} is outside what tensors of {tensor.dtype} can hold; choose another.")
         if self.padding_row is not None:
@@ -272,11 +258,7 @@ class StructuredTable(nn.Module):
         return dtype
 
     def extra_repr(self) -> str:
-        parts = [
-            self._sizes_shown(),
-            self.structure.kind,
-            self.structure.describe(),
-        ]
+        parts = [self._sizes_shown(), self.structure.kind, self.structure.describe()]
         if self.padding_idx is not None:
             parts.append(f"padding_idx={self.padding_idx}")
         if self.scale_grad_by_freq:
@@ -334,25 +316,30 @@ class StructuredTable(nn.Module):
             self._peers.layers[self] = None
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        errors: list[str] = args[-1]
-        dense = state_dict.get(f"{prefix}weight")
-        for name in _notices(state_dict, prefix, set(self._own())):
-            del state_dict[name]
+        dense, before = state_dict.get(f"{prefix}weight"), self._own()
+        others = [name for name in state_dict if name.startswith(prefix) and name.removeprefix(prefix) not in before]
+        for name in others:
+            # Empty tensors speak to those who do not know the layer, see integrations.transformers.
+            if isinstance(state_dict[name], Tensor) and not state_dict[name].numel():
+                del state_dict[name]
         if dense is not None and dense.numel():
+            errors: list[str] = args[-1]
             errors.append(
                 f'"{prefix}weight" is a dense table of shape {tuple(dense.shape)}; this layer keeps a '
                 f"{self.structure.kind} of it. Fit one with {type(self).__name__}.from_pretrained(table, ...)."
             )
             return
-        before = self._own()
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._settle(before)  # tensors may have been assigned and not copied into
 
 
-def _notices(state_dict: Mapping[str, Any], prefix: str, own: Collection[str]) -> list[str]:
-    """Empty tensors beside those of a layer, which speak to those who do not know it, see integrations.transformers."""
-    others = [name for name in state_dict if name.startswith(prefix) and name.removeprefix(prefix) not in own]
-    return [name for name in others if isinstance(state_dict[name], Tensor) and not state_dict[name].numel()]
+def _checked_budget(rows: int, cols: int, dtype: torch.dtype, format: Format, options: Mapping[str, Any]) -> Budget:
+    """What a structure has to keep to, once all that a layer was given has been checked."""
+    require_float_dtype(dtype)
+    check_format(format)
+    check_options(**options)
+    padded = wrapped_padding_idx(options.get("padding_idx"), rows) is not None
+    return Budget(rows, cols, dtype, reserved=cols * dtype.itemsize if padded else 0)
 
 
 class Peers:

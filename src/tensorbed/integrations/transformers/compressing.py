@@ -18,9 +18,8 @@ from torch import nn
 from tensorbed.compress.budgets import DEFAULT_RATIO, parsed_bytes
 from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables
 from tensorbed.compress.planning import SpoilsHeadsError, plan
-from tensorbed.compress.plans import Plan
 from tensorbed.compress.replacing import compress_
-from tensorbed.compress.report import Report, why_nothing
+from tensorbed.compress.report import Plan, Report, why_nothing
 from tensorbed.integrations.transformers.cards import note_on, write_note
 from tensorbed.integrations.transformers.folders import (
     Folder,
