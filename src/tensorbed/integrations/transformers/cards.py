@@ -60,15 +60,14 @@ def note_on(model: PreTrainedModel, name: str, *, of_sentences: bool = False, so
         f"{whole / 1e6:,.1f} MB in place of {(whole - kept + dense) / 1e6:,.1f}: {'; '.join(named)}.{made}"
     )
     packages = '".[transformers]"' + (" sentence-transformers" if of_sentences else "")
-    return _TEXT.format(begin=_BEGIN, end=_END, what=what, load=_lines(model, name, of_sentences), packages=packages)
-
-
-def _lines(model: PreTrainedModel, name: str, of_sentences: bool) -> str:
     folder = json.dumps(printable(name), ensure_ascii=False)
     if of_sentences:
-        return f"from sentence_transformers import SentenceTransformer\n\nmodel = SentenceTransformer({folder})"
-    kind = type(model).__name__ if getattr(transformers, type(model).__name__, None) is type(model) else "AutoModel"
-    return f"from transformers import {kind}\n\nmodel = {kind}.from_pretrained({folder})"
+        load = f"from sentence_transformers import SentenceTransformer\n\nmodel = SentenceTransformer({folder})"
+    else:
+        kind = type(model).__name__
+        kind = kind if getattr(transformers, kind, None) is type(model) else "AutoModel"
+        load = f"from transformers import {kind}\n\nmodel = {kind}.from_pretrained({folder})"
+    return _TEXT.format(begin=_BEGIN, end=_END, what=what, load=load, packages=packages)
 
 
 def _plain(name: str) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import torch
 from safetensors import safe_open
@@ -15,9 +16,10 @@ from transformers.core_model_loading import revert_weight_conversion
 from transformers.integrations.accelerate import load_offloaded_parameter
 
 from tensorbed.checks import frames_in_packages
-from tensorbed.files.checksums import Checksums
 from tensorbed.files.description import tables
+from tensorbed.files.header import Checksums
 from tensorbed.integrations.transformers.config import METHOD, TensorbedConfig
+from tensorbed.nn.table import StructuredTable
 
 
 def header_entry(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[str, str]:
@@ -44,9 +46,21 @@ def _tensors_of_layers(model: PreTrainedModel, state: Mapping[str, Tensor]) -> d
 
 
 def check_files(
-    config: TensorbedConfig, files: Iterable[str | os.PathLike[str]], expected: Collection[str] = ()
+    config: TensorbedConfig,
+    files: Iterable[str | os.PathLike[str]],
+    layers: Mapping[str, StructuredTable] = MappingProxyType({}),
 ) -> None:
-    """Compare config and files with their checksums; a note where something has none, or cannot be found."""
+    """Refuse files that are damaged or of another model; a note where something has no checksum, or cannot be found.
+
+    Args:
+        layers: by the names that they have in the files.
+    """
+    # Numbers of another kind than a layer has would be cast to it in silence.
+    is_float = {
+        f"{name}.{spec.name}": spec.dtype is None or spec.dtype.is_floating_point
+        for name, layer in layers.items()
+        for spec in layer.structure.tensors()
+    }
     text, unchecked = _text(config), []
     written: dict[str, str | os.PathLike[str]] = {}  # checksums, and which file has them
     compared = set()
@@ -56,11 +70,22 @@ def check_files(
             continue
         with safe_open(path, "pt") as file, torch.device("cpu"):  # a model is made on the meta device
             checksums, stored = Checksums.read(file.metadata() or {}, path), set(file.keys())
-            if checksums is None or stored & set(expected) - set(checksums.tensors):
+            for name in config.layers or {}:
+                if f"{name}.weight" in stored and 0 not in file.get_slice(f"{name}.weight").get_shape():
+                    raise ValueError(
+                        f"{path} has the dense {name}.weight, but config.json describes a compressed layer; it is the "
+                        "config of another model: remove its quantization_config."
+                    )
+            for key in is_float.keys() & stored:
+                dtype = file.get_slice(key).get_dtype()
+                if dtype.startswith(("F", "BF")) != is_float[key]:
+                    wanted = "floating-point numbers" if is_float[key] else "whole numbers"
+                    raise ValueError(f"{key} is stored as {dtype} in {path}; its layer has {wanted}.")
+            if checksums is None or stored & is_float.keys() - checksums.tensors.keys():
                 unchecked.append(path)
             if checksums is not None:
                 checksums.check_description(text, f"config.json, beside {path},")
-                for name in sorted(stored & set(checksums.tensors)):
+                for name in sorted(stored & checksums.tensors.keys()):
                     checksums.check_tensor(name, file.get_tensor(name), path)
                     compared.add(checksums.tensors[name])
                 written |= dict.fromkeys(checksums.tensors.values(), path)
@@ -76,4 +101,4 @@ def check_files(
 
 def _text(config: TensorbedConfig) -> str:
     """The same for a config that was made and for one that was read, whatever the method was called in files."""
-    return json.dumps({"quant_method": METHOD, **config.description()}, sort_keys=True)
+    return json.dumps({**config.to_dict(), "quant_method": METHOD}, sort_keys=True)

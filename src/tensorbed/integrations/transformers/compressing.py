@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from tensorbed.compress.budgets import DEFAULT_RATIO, parsed_bytes
@@ -24,7 +23,6 @@ from tensorbed.compress.report import Report, why_nothing
 from tensorbed.integrations.transformers.cards import note_on, write_note
 from tensorbed.integrations.transformers.folders import (
     Folder,
-    Rest,
     load_model,
     load_tokenizer,
     opened,
@@ -41,7 +39,6 @@ from tensorbed.structures.formats import Budget
 from tensorbed.structures.registry import plain_format
 
 _HARMLESS = 0.02  # a fit error that no head is hurt by; 8 bits have less
-_FULL = (errno.ENOSPC, errno.EDQUOT)  # what systems say of a disk without space, or without more for this user
 _WAYS_OUT = (
     "Ask for no smaller tables, give --calibrate FILE with a few hundred lines of typical text, or say --yes if the "
     "model is trained again afterwards."
@@ -114,30 +111,40 @@ def compress_folder(
     if folder.is_compressed:
         raise ValueError(f"{named} is compressed already; compress the model it was made of.")
     refuse_adapter(folder.place)
-    rest = rest_of(folder)
+    files, notes_on_files = rest_of(folder)
     model, notes = load_model(folder, dtype)
-    where: Any = {"min_rows": min_rows, "skip": skip, "tied": "untie" if untie else "keep"}
+    where: Any = {"min_rows": min_rows, "skip": tuple(skip), "tied": "untie" if untie else "keep"}
     where["include_heads"] = include_heads
-    weights, left = found_tables(model, format or plain_format(), **{**where, "skip": tuple(skip)})
+    weights, left = found_tables(model, format or plain_format(), **where)
     if not weights:
         raise ValueError(f"{named}: nothing can be compressed: {why_nothing(left)}")
-    size = ExpectedSize.of(model, weights, format, ratio, budget, untie)
-    check_space(out, size.after + rest.bytes(folder.root))
+    size = expected_size(model, weights, format, ratio, budget, untie)
+    check_space(out, size.after + sum((source / file).stat().st_size for file in files))
     if folder.gguf and tell is not None:
         tell(_note_on_unpacking(folder, out, size, model.dtype))
     # Of a GGUF file it is written anew: whether that can be shall be known before the fit.
-    tokenizer = load_tokenizer(folder) if folder.gguf or calibrate is not None else None
+    tokenizer: Any = load_tokenizer(folder) if folder.gguf or calibrate is not None else None
     read = None if calibrate is None else _reader(folder, tokenizer, calibrate)
     formats: Formats = format or planned(model, {"ratio": ratio, "budget": budget, **where}, careful, read is not None)
     notes += formats.notes if isinstance(formats, Plan) else ()
-    _refuse_to_leave_all(formats, named)
+    if isinstance(formats, Plan) and not any(formats.values()):
+        raise ValueError(
+            f"{named}: all tables may stay as they are, they take {megabytes(formats.dense)} and "
+            f"{megabytes(int(formats.allowed))} are allowed; ask for less, --ratio 7 for instance."
+        )
     report = compress_(model, formats, calibrate=read, **where)
-    heads = {e.names[0]: e.error for e in report.entries if any(_is_head(model, name) for name in e.names)}
+    of_heads = [e for e in report.entries if any(isinstance(model.get_submodule(name), Head) for name in e.names)]
+    heads = {entry.names[0]: entry.error for entry in of_heads}
     better = f"tensorbed compress {shlex.quote(str(named))} {shlex.quote(str(out))} --force --format hot"
     notes += _notes_on_heads(heads, formats, calibrate is not None, better)
     check_target(out, source, force)  # again: fits take minutes
-    with put_in_place(out) as part, _naming_the_disk(out):
-        _write(folder, rest, model, tokenizer, part)
+    with put_in_place(out) as part, quiet():
+        for file in files:  # first, so that what the model itself saves prevails
+            (part / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / file, part / file)
+        type(model).save_pretrained(model, part / folder.inside)  # its own, without a note on this folder
+        if folder.gguf:
+            tokenizer.save_pretrained(part / folder.inside)
         of_sentences = folder.modules is not None
         write_note(part, note_on(model, out.resolve().name, of_sentences=of_sentences, source=hub_name))
     return CompressedFolder(
@@ -146,55 +153,43 @@ def compress_folder(
         report=report,
         disk_before=folder.weight_bytes,
         disk_after=opened(out).weight_bytes,
-        notes=(*notes, *rest.notes),
+        notes=(*notes, *notes_on_files),
         unpacked=size.before if folder.gguf else None,
         dtype=str(model.dtype).removeprefix("torch."),
     )
 
 
-@dataclass(frozen=True)
-class ExpectedSize:
+class ExpectedSize(NamedTuple):
     """Bytes of a model's weights before it is compressed and, as far as can be told without a fit, after."""
 
     before: int
     after: int
 
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        weights: Sequence[Weight],
-        format: Format | None,
-        ratio: float | None,
-        budget: str | int | None,
-        untie: bool,
-    ) -> Self:
-        """Sizes of a format are known; of one to be chosen, what it has to keep to."""
-        dense = sum(weight.tensor.nbytes for weight in weights)
+
+def expected_size(
+    model: nn.Module,
+    weights: Sequence[Weight],
+    format: Format | None,
+    ratio: float | None,
+    budget: str | int | None,
+    untie: bool,
+) -> ExpectedSize:
+    """Sizes of a format are known; of one to be chosen, what it has to keep to."""
+    dense = kept = after = 0
+    for weight in weights:
+        (rows, cols), dtype, places = weight.tensor.shape, weight.tensor.dtype, weight.places
+        dense += weight.tensor.nbytes
+        inside = {id(module) for module in places.values()}
+        others = (module for module in model.modules() if id(module) not in inside)
+        if any(parameter is weight.tensor for module in others for parameter in module._parameters.values()):
+            kept += weight.tensor.nbytes  # a layer that is not compressed goes on with it, its tie broken
         if format is not None:
-            copies = [len(weight.places) if untie else 1 for weight in weights]
-            after = sum(_bytes(weight, format) * count for weight, count in zip(weights, copies, strict=True))
-        else:
-            fewer = int(dense / (ratio or _default_ratio(model)))
-            after = fewer if budget is None else min(dense, parsed_bytes(budget))
-        before = sum({id(t): t.nbytes for t in model.state_dict(keep_vars=True).values()}.values())
-        kept = sum(weight.tensor.nbytes for weight in weights if _is_held_elsewhere(weight, model))
-        return cls(before, before - dense + kept + after)
-
-
-def _is_held_elsewhere(weight: Weight, model: nn.Module) -> bool:
-    """Whether a layer that is not compressed goes on with it, its tie broken."""
-    places = {id(module) for module in weight.places.values()}
-    others = (module for module in model.modules() if id(module) not in places)
-    return any(parameter is weight.tensor for module in others for parameter in module._parameters.values())
-
-
-def _bytes(weight: Weight, format: Format) -> int:
-    (rows, cols), dtype = weight.tensor.shape, weight.tensor.dtype
-    try:
-        return format.bind(Budget(rows, cols, dtype)).bytes(dtype)
-    except ValueError:  # the fit will say why
-        return 0
+            with suppress(ValueError):  # the fit will say why
+                after += format.bind(Budget(rows, cols, dtype)).bytes(dtype) * (len(places) if untie else 1)
+    if format is None:
+        after = int(dense / (ratio or _default_ratio(model))) if budget is None else min(dense, parsed_bytes(budget))
+    before = sum({id(t): t.nbytes for t in model.state_dict(keep_vars=True).values()}.values())
+    return ExpectedSize(before, before - dense + kept + after)
 
 
 def _note_on_unpacking(folder: Folder, out: Path, size: ExpectedSize, dtype: torch.dtype) -> str:
@@ -204,14 +199,6 @@ def _note_on_unpacking(folder: Folder, out: Path, size: ExpectedSize, dtype: tor
         f"{str(dtype).removeprefix('torch.')}, of which the tables alone are compressed; {out} will take about "
         f"{megabytes(size.after)}{smaller}."
     )
-
-
-def _refuse_to_leave_all(formats: Formats, source: Path) -> None:
-    if isinstance(formats, Plan) and not any(formats.values()):
-        raise ValueError(
-            f"{source}: all tables may stay as they are, they take {megabytes(formats.dense)} and "
-            f"{megabytes(int(formats.allowed))} are allowed; ask for less, --ratio 7 for instance."
-        )
 
 
 def _reader(folder: Folder, tokenizer: Any, texts: Sequence[str]) -> Callable[[Any], None]:
@@ -231,10 +218,6 @@ def _reader(folder: Folder, tokenizer: Any, texts: Sequence[str]) -> Callable[[A
                 raise ValueError(f"the model in {folder.root} does not read the texts: {said[:500]}") from error
 
     return read
-
-
-def _is_head(model: nn.Module, name: str) -> bool:
-    return isinstance(model.get_submodule(name), Head)
 
 
 def _default_ratio(model: Any) -> float:
@@ -291,25 +274,3 @@ def _notes_on_heads(
                 f"lines of typical text: {better_command} --calibrate texts.txt"
             )
     return notes
-
-
-def _write(folder: Folder, rest: Rest, model: Any, tokenizer: Any, part: Path) -> None:
-    """The rest of the folder first, so that what the model itself saves prevails."""
-    rest.copy(folder.root, part)
-    with quiet():
-        type(model).save_pretrained(model, part / folder.inside)  # its own, without a note on this folder
-        if folder.gguf:
-            tokenizer.save_pretrained(part / folder.inside)
-
-
-@contextmanager
-def _naming_the_disk(out: Path) -> Iterator[None]:
-    """Of a disk that is full, say what was to be written to it, and that nothing of it is left."""
-    try:
-        yield
-    except SafetensorError as error:  # which is no OSError, not even of a full disk
-        raise OSError(f"{out} cannot be written, and nothing of it is left: {error}") from error
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise OSError(f"{out} cannot be written, and nothing of it is left: {error.strerror}.") from error

@@ -57,11 +57,8 @@ class TensorbedConfig(QuantizationConfigMixin):  # type: ignore[misc]
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON. A format is not kept: what came of it is, layer by layer."""
-        return {"quant_method": METHOD_IN_FILES, **self.description()}
-
-    def description(self) -> dict[str, Any]:
-        """What the layers are, in plain numbers, strings, lists and dicts."""
-        return {"version": self.version, "layers": self.layers, "untied": list(self.untied)}
+        described = {"version": self.version, "layers": self.layers, "untied": list(self.untied)}
+        return {"quant_method": METHOD_IN_FILES, **described}
 
     def to_diff_dict(self) -> dict[str, Any]:
         return self.to_dict()

@@ -10,19 +10,26 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
+from tensorbed.checks import naming
 from tensorbed.compress.replacing import compress_
 from tensorbed.files.description import described, descriptions, put, rebuilt, tables, ties
-from tensorbed.integrations.transformers import checksums
 from tensorbed.integrations.transformers.cards import save_pretrained
+from tensorbed.integrations.transformers.checksums import check_files, header_entry
 from tensorbed.integrations.transformers.config import GGUF, METHOD, METHOD_IN_FILES, TensorbedConfig
-from tensorbed.integrations.transformers.resizing import resized_embeddings, resized_head
-from tensorbed.integrations.transformers.ties import restore, rewrite, separate, share_tensors, tie_weights, untied
+from tensorbed.integrations.transformers.ties import (
+    resized_layer,
+    restore,
+    rewrite,
+    separate,
+    share_tensors,
+    tie_weights,
+    untied,
+)
 from tensorbed.nn.head import Head
 from tensorbed.nn.lazy import LazyTable
 from tensorbed.nn.table import StructuredTable, shared_names
@@ -35,8 +42,7 @@ LazyTable._is_hf_initialized = True  # type: ignore[attr-defined]
 _METHODS: dict[str, Callable[..., Any]] = {
     "tie_weights": tie_weights,
     "save_pretrained": save_pretrained,
-    "_get_resized_embeddings": resized_embeddings,
-    "_get_resized_lm_head": resized_head,
+    **{name: partial(resized_layer, name) for name in ("_get_resized_embeddings", "_get_resized_lm_head")},
 }
 
 
@@ -47,31 +53,23 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
     quantization_config: TensorbedConfig
     _sources: Mapping[str, str] = MappingProxyType({})  # by layer, whose tensors it shares
 
+    is_trainable = is_qat_trainable = is_compileable = True
+
     def is_serializable(self) -> bool:
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        return True
-
-    @property
-    def is_qat_trainable(self) -> bool:
-        return True
-
-    @property
-    def is_compileable(self) -> bool:
         return True
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         if not self.pre_quantized:
             return
-        config, files = self.quantization_config, kwargs.get("checkpoint_files") or ()
+        config = self.quantization_config
         with short_messages():
-            layers, self._sources = _built(model, config)
+            places = {name: place for name in config.layers or {} if (place := _place(model, name)) is not None}
+            layers, self._sources = _built(model, config, places)
             put(model, layers)
             rewrite(model, self._sources)
             _expect(model, self._sources)
-            checksums.check_files(config, files, _check_files(model, config, files))
+            in_files = {name: layers[place] for name, place in places.items()}
+            check_files(config, kwargs.get("checkpoint_files") or (), in_files)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         if not self.pre_quantized:
@@ -79,10 +77,7 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
             compress_(model, self.quantization_config.format, **self.quantization_config.options)
             return
         for name, layer in tables(model).items():
-            _check_shapes(name, layer)
-            _draw_bias(layer)
-            if name not in self._sources:
-                _check_loaded(name, layer)
+            _check_loaded(name, layer, owns=name not in self._sources)
         _alias_on_disk(model, self._sources)
         _adopt(model, self._sources)
 
@@ -105,16 +100,16 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
         for name in owners:
             state[f"{name}.weight"] = torch.empty(0, dtype=found[name]._dtype, device="cpu")
         state[f"{owners[0]}.{_HINT}"] = torch.empty(0, device="cpu")
-        return state, checksums.header_entry(model, state)
+        return state, header_entry(model, state)
 
     def _dequantize(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
         """Dense layers of the model's own classes, holding the tables as they are."""
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype  # of a config that was saved
-        dense, broken, own = _stock(model), untied(model), model.dtype
-        made: dict[str, nn.Module] = {}
-        for name, layer in tables(model).items():
-            made[name] = _filled(dense.get_submodule(name), layer, dtype)
-        put(model, made)
+        config = type(model.config).from_dict({**model.config.to_dict(), "quantization_config": None})
+        with torch.device("meta"):
+            dense = type(model)(config)
+        broken, own = untied(model), model.dtype
+        put(model, {n: _filled(dense.get_submodule(n), layer, dtype) for n, layer in tables(model).items()})
         restore(model, broken)
         for part in model.modules():
             for name in _METHODS:
@@ -182,58 +177,33 @@ def _describe(model: PreTrainedModel) -> None:
     model.hf_quantizer = TensorbedQuantizer(config, pre_quantized=True)
 
 
-def _built(model: PreTrainedModel, config: TensorbedConfig) -> tuple[dict[str, StructuredTable], dict[str, str]]:
+def _built(
+    model: PreTrainedModel, config: TensorbedConfig, places: Mapping[str, str]
+) -> tuple[dict[str, StructuredTable], dict[str, str]]:
     """The layers a config describes, empty, under the names they have in this model, and whose tensors they share."""
-    layers = {}
-    for name, description in (config.layers or {}).items():
-        place = _place(model, name)
-        if place is None:
-            continue
-        try:
-            layer = rebuilt(description)
-        except ValueError as error:
-            raise ValueError(f"quantization_config, layer {name!r}: {error}") from None
-        _check_place(model, place, layer)
+    layers: dict[str, StructuredTable] = {}
+    described = {name: (config.layers or {})[name] for name in places}
+    for name, place in places.items():
+        with naming(f"quantization_config, layer {name!r}"):
+            layer = rebuilt(described[name])
+        shape = tuple(getattr(getattr(model.get_submodule(place), "weight", None), "shape", ()))
+        if shape != (layer.structure.rows, layer.structure.cols):
+            raise ValueError(
+                f"quantization_config, layer {place!r}: {layer.structure.rows} x {layer.structure.cols}, where the "
+                f"model has {shape}; config.json was edited, or is another model's."
+            )
         layers[place] = layer.to(dtype=torch.get_default_dtype())
-    layers.update(_more_heads(model, config, layers))
-    return layers, _tied(model, config, set(layers))
-
-
-def _check_place(model: PreTrainedModel, name: str, layer: StructuredTable) -> None:
-    shape = tuple(getattr(getattr(model.get_submodule(name), "weight", None), "shape", ()))
-    if shape != (layer.structure.rows, layer.structure.cols):
-        raise ValueError(
-            f"quantization_config, layer {name!r}: {layer.structure.rows} x {layer.structure.cols}, where the model "
-            f"has {shape}; config.json was edited, or is another model's."
-        )
-
-
-def _more_heads(
-    model: PreTrainedModel, config: TensorbedConfig, layers: Mapping[str, StructuredTable]
-) -> dict[str, StructuredTable]:
-    """Where the file is that of a model without the head that this one has, tied to a table of ours."""
-    made: dict[str, StructuredTable] = {}
-    for name, source in _stock_ties(model, config).items():
-        dense = model.get_submodule(name)
-        if source in layers and name not in layers and type(dense) is nn.Linear:
-            made[name] = Head.tied_to(layers[source], dense.bias is not None)
-    return made
-
-
-def _stock_ties(model: PreTrainedModel, config: TensorbedConfig) -> dict[str, str]:
-    """What transformers would tie, but for what was untied."""
     broken = {_place(model, name) for name in config.untied}
     pairs = {a: b for a, b in model.all_tied_weights_keys.items() if a.endswith(".weight")}
-    named = {a.removesuffix(".weight"): b.removesuffix(".weight") for a, b in pairs.items()}
-    return {name: source for name, source in named.items() if name not in broken}
-
-
-def _tied(model: PreTrainedModel, config: TensorbedConfig, there: set[str]) -> dict[str, str]:
-    """For each layer that shares another's tensors, whose."""
-    own = [(name, one["tied_to"]) for name, one in (config.layers or {}).items() if one["tied_to"] is not None]
-    placed = [(_place(model, name), _place(model, source)) for name, source in own]
-    pairs = [*_stock_ties(model, config).items(), *placed]
-    return {a: b for a, b in pairs if a is not None and b is not None and {a, b} <= there}
+    tied = {a.removesuffix(".weight"): b.removesuffix(".weight") for a, b in pairs.items()}
+    tied = {name: source for name, source in tied.items() if name not in broken}
+    # The file may be that of a model without the head that this one has, tied to a table of ours.
+    new = {name: model.get_submodule(name) for name, source in tied.items() if source in layers and name not in layers}
+    heads = {name: dense for name, dense in new.items() if type(dense) is nn.Linear}
+    layers |= {name: Head.tied_to(layers[tied[name]], dense.bias is not None) for name, dense in heads.items()}
+    own = {name: one["tied_to"] for name, one in described.items() if one["tied_to"] in places}
+    tied |= {places[name]: places[source] for name, source in own.items()}
+    return layers, {name: source for name, source in tied.items() if {name, source} <= layers.keys()}
 
 
 def _place(model: PreTrainedModel, name: str) -> str | None:
@@ -272,74 +242,31 @@ def _alias_on_disk(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
                 index.setdefault(f"{name}.{own}", index[f"{source}.{own}"])
 
 
-def _check_shapes(name: str, layer: StructuredTable) -> None:
-    """While a quantiser is at work nobody else does."""
+def _check_loaded(name: str, layer: StructuredTable, owns: bool) -> None:
+    """Compare shapes and draw what was missing: while a quantiser is at work nobody else does."""
     shapes = {spec.name: spec.shape for spec in layer.structure.tensors()}
     shapes |= {"padding_row": (layer.structure.cols,), "bias": (layer.structure.rows,)}
     for key, tensor in layer.state_dict().items():
         if tuple(tensor.shape) != shapes[key]:
             raise ValueError(f"{name}.{key} has shape {tuple(tensor.shape)} in the file, not {shapes[key]}.")
-
-
-def _draw_bias(layer: StructuredTable) -> None:
-    """Zero, as transformers would have it, where the file has none."""
-    bias = layer.bias if isinstance(layer, Head) else None
-    if bias is not None and not bias.is_meta and not getattr(bias, "_is_hf_initialized", False):
-        with torch.no_grad():
-            bias.zero_()
-
-
-def _check_loaded(name: str, layer: StructuredTable) -> None:
-    """Nor does anybody draw what was missing."""
-    own = {key: getattr(layer, key) for key in shared_names(layer)}
-    # On the meta device: left on disk.
-    missing = [k for k, t in own.items() if not t.is_meta and not getattr(t, "_is_hf_initialized", False)]
+    if isinstance(layer, Head) and layer.bias is not None and _is_missing(layer.bias):
+        layer.bias.data.zero_()
+    if not owns:
+        return
+    own = shared_names(layer)
+    missing = [key for key in own if _is_missing(getattr(layer, key))]
     if missing and (len(missing) < len(own) or not layer.structure.can_initialise):
         raise ValueError(f"the file lacks {', '.join(f'{name}.{one}' for one in missing)}; it is damaged.")
     if missing:
         layer.reset_parameters()
     elif not any(tensor.is_meta for tensor in layer.params().values()):
-        try:
+        with naming(name):
             layer.structure.check_values(layer.params())
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
 
 
-def _check_files(model: PreTrainedModel, config: TensorbedConfig, files: Iterable[str]) -> set[str]:
-    """The names of our layers' tensors. Numbers of another kind than a layer has would be cast to it in silence."""
-    kinds: dict[str, bool] = {}
-    for name in config.layers or {}:
-        place = _place(model, name)
-        layer = model.get_submodule(place) if place is not None else None
-        if isinstance(layer, StructuredTable):
-            kinds |= {
-                f"{name}.{spec.name}": spec.dtype is None or spec.dtype.is_floating_point
-                for spec in layer.structure.tensors()
-            }
-    for path in files:
-        if not str(path).endswith(".safetensors"):
-            continue
-        with safe_open(path, "pt") as file:
-            stored = set(file.keys())
-            for name in config.layers or {}:
-                if f"{name}.weight" in stored and 0 not in file.get_slice(f"{name}.weight").get_shape():
-                    raise ValueError(
-                        f"{path} has the dense {name}.weight, but config.json describes a compressed layer; it is the "
-                        "config of another model: remove its quantization_config."
-                    )
-            for key in kinds.keys() & stored:
-                dtype = file.get_slice(key).get_dtype()
-                if dtype.startswith(("F", "BF")) != kinds[key]:
-                    wanted = "floating-point numbers" if kinds[key] else "whole numbers"
-                    raise ValueError(f"{key} is stored as {dtype} in {path}; its layer has {wanted}.")
-    return set(kinds)
-
-
-def _stock(model: PreTrainedModel) -> PreTrainedModel:
-    """The model without numbers and without our layers."""
-    config = type(model.config).from_dict({**model.config.to_dict(), "quantization_config": None})
-    with torch.device("meta"):
-        return type(model)(config)
+def _is_missing(tensor: Tensor) -> bool:
+    """In the file; what is on the meta device was left on disk."""
+    return not tensor.is_meta and not getattr(tensor, "_is_hf_initialized", False)
 
 
 def _filled(dense: nn.Module, layer: StructuredTable, dtype: torch.dtype | None) -> nn.Module:

@@ -1,16 +1,18 @@
-"""Tied layers as transformers ties them: by a map of parameter names, which has to name ours."""
+"""Layers as transformers ties them, by a map of parameter names, which has to name ours, and as it resizes them."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
+from functools import partial
 from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
 
+from tensorbed.compress.resizing import resized
 from tensorbed.files.description import put, tables, ties
-from tensorbed.nn.table import StructuredTable, shared_names
+from tensorbed.nn.table import StructuredTable, identity, shared_names
 
 
 def separate(model: nn.Module) -> None:
@@ -44,10 +46,8 @@ def untied(model: PreTrainedModel) -> set[str]:
     names: set[str] = set()
     for prefix, part in model.named_modules(remove_duplicate=False):
         for target, source in part.__dict__.get("_dense_tied_weights_keys", {}).items():
-            ends = [f"{prefix}.{end}".strip(".").removesuffix(".weight") for end in (target, source)]
-            if not set(ends) & set(found):
-                continue
-            if not set(ends) <= set(found) or sources.get(ends[0], ends[0]) != sources.get(ends[1], ends[1]):
+            ends = _layer_name(prefix, target), _layer_name(prefix, source)
+            if found.keys() & ends and not _are_tied(*ends, found, sources):
                 names.add(ends[0])
     return names
 
@@ -56,14 +56,22 @@ def rewrite(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
     """In the tie map of the model and its parts, name our tensors; drop ties that are none any more."""
     found = tables(model)
     for prefix, part in list(model.named_modules(remove_duplicate=False)):
-        if isinstance(part, PreTrainedModel) and part._tied_weights_keys:
-            stock = part.__dict__.setdefault("_dense_tied_weights_keys", part._tied_weights_keys)
-            part._tied_weights_keys = dict(_rewritten(stock, prefix, found, sources))
+        if not isinstance(part, PreTrainedModel) or not part._tied_weights_keys:
+            continue
+        stock = part.__dict__.setdefault("_dense_tied_weights_keys", part._tied_weights_keys)
+        part._tied_weights_keys = {}
+        for target, source in stock.items():
+            ends = _layer_name(prefix, target), _layer_name(prefix, source)
+            if not found.keys() & ends:
+                part._tied_weights_keys[target] = source
+            elif _are_tied(*ends, found, sources):
+                inside = _layer_name("", target), _layer_name("", source)
+                part._tied_weights_keys |= _between(*inside, found[ends[0]])
     named = model.get_expanded_tied_weights_keys(all_submodels=True)
     known = {target.rpartition(".")[0] for target in named}
-    own = dict(_between(found, {name: source for name, source in sources.items() if name not in known}))
-    if own:  # ties that transformers has no entry for
-        model._tied_weights_keys = {**(model._tied_weights_keys or {}), **own}
+    for name, source in sources.items():
+        if name not in known:  # transformers has no entry for it
+            model._tied_weights_keys = {**(model._tied_weights_keys or {}), **_between(name, source, found[name])}
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
 
 
@@ -72,27 +80,57 @@ def restore(model: PreTrainedModel, broken: Collection[str]) -> None:
     for prefix, part in model.named_modules(remove_duplicate=False):
         if isinstance(part, PreTrainedModel) and "_dense_tied_weights_keys" in part.__dict__:
             stock = part.__dict__.pop("_dense_tied_weights_keys")
-            full = {target: f"{prefix}.{target}".strip(".").removesuffix(".weight") for target in stock}
-            part._tied_weights_keys = {a: b for a, b in stock.items() if full[a] not in broken}
+            part._tied_weights_keys = {a: b for a, b in stock.items() if _layer_name(prefix, a) not in broken}
             if stock and not any(target.endswith(".weight") for target in part._tied_weights_keys):
                 part.config.tie_word_embeddings = False  # as a file of dense tables has to say it
     model.all_tied_weights_keys = model.get_expanded_tied_weights_keys(all_submodels=True)
 
 
-def _between(found: Mapping[str, StructuredTable], sources: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    for target, source in sources.items():
-        for name in shared_names(found[target]):
-            yield f"{target}.{name}", f"{source}.{name}"
+def _layer_name(prefix: str, weight: str) -> str:
+    return f"{prefix}.{weight}".strip(".").removesuffix(".weight")
 
 
-def _rewritten(
-    stock: Mapping[str, str], prefix: str, found: Mapping[str, StructuredTable], sources: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    for target, source in stock.items():
-        ends = [name.removesuffix(".weight") for name in (target, source)]
-        full = [f"{prefix}.{end}" if prefix else end for end in ends]
-        ours = [name for name in full if name in found]
-        if not ours:
-            yield target, source
-        elif len(ours) == 2 and sources.get(full[0], full[0]) == sources.get(full[1], full[1]):
-            yield from ((f"{ends[0]}.{name}", f"{ends[1]}.{name}") for name in shared_names(found[full[0]]))
+def _are_tied(one: str, other: str, found: Mapping[str, StructuredTable], sources: Mapping[str, str]) -> bool:
+    return {one, other} <= found.keys() and sources.get(one, one) == sources.get(other, other)
+
+
+def _between(target: str, source: str, layer: StructuredTable) -> dict[str, str]:
+    return {f"{target}.{name}": f"{source}.{name}" for name in shared_names(layer)}
+
+
+def resized_layer(
+    method: str, model: PreTrainedModel, layer: nn.Module, new_num_tokens: int | None = None, *args: Any, **options: Any
+) -> nn.Module:
+    """The methods that ``model.resize_token_embeddings`` calls; all layers over a table get as many rows."""
+    if not isinstance(layer, StructuredTable):
+        stock: nn.Module = getattr(type(model), method)(model, layer, new_num_tokens, *args, **options)
+        return stock
+    rows = layer.structure.rows if new_num_tokens is None else new_num_tokens
+    if method == "_get_resized_embeddings":
+        multiple = options.get("pad_to_multiple_of", args[0] if args else None) or 1
+        rows = -(-rows // multiple) * multiple
+    if rows == layer.structure.rows:
+        return layer
+    others = {name: other for name, other in tables(model).items() if identity(other) == identity(layer)}
+    if any(identity(peer) == identity(layer) and peer not in others.values() for peer in layer._peers_alive()):
+        raise ValueError(
+            f"layers outside of this {type(model).__name__} share its table; call resize_token_embeddings of the whole "
+            "model."
+        )
+    made = _as_before(resized(layer, rows), layer)
+    for name, other in others.items():
+        if other is not layer:
+            new = _as_before(resized(other, rows), other)
+            new.share(made)
+            put(model, {name: new})
+    return made
+
+
+def _as_before(made: StructuredTable, layer: StructuredTable) -> StructuredTable:
+    """With what others have added to the layer that it replaces."""
+    for key, value in vars(layer).items():
+        if key.endswith("_hooks") and value:
+            setattr(made, key, value)
+    if "forward" in vars(layer):
+        made.__dict__["forward"] = partial(vars(layer)["forward"].func, made)
+    return made
