@@ -78,18 +78,12 @@ class _Tasks(threading.local):
             self.shown = now
 
     def _told(self) -> tuple[list[_Task], int]:
-        """What is worth telling, and the place in it of the one whose bar is drawn.
-
-        That is the outermost with several steps: its bar runs once, while those inside begin again and again.
-        """
+        """What is worth telling, and the place in it of the outermost with several steps: its bar runs once."""
         told = [task for task in self.all if task.total != 1 or task is self.all[-1]]
         return told, next((place for place, task in enumerate(told) if task.total > 1), len(told) - 1)
 
     def _bar(self, now: float) -> str:
-        """One line of the terminal, since what has two cannot be wiped.
-
-        Where it is narrow the bar is shorter, then what is inside is cut, then the beginning of the name.
-        """
+        """One line of the terminal, since what has two cannot be wiped; where it is narrow, shorter."""
         (told, place), room = self._told(), _COLUMNS - 1
         with suppress(OSError, ValueError, AttributeError):
             room = (os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS) - 1

@@ -10,9 +10,9 @@ import pytest
 import transformers
 from commands import SMALL, make_folders, refused, run
 from safetensors import SafetensorError
-from tensorbed.compress.finding import found_tables
 
 import tensorbed as tb
+from tensorbed.compress.finding import found_tables
 from tensorbed.integrations.transformers import compressing, placing
 from tensorbed.integrations.transformers.folders import load_model, opened
 

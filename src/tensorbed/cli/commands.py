@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections import Counter
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -146,8 +145,7 @@ def plan(
 def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
     """Sizes by what they were written as, with a number where that was said before."""
     found: dict[str, tuple[int, int]] = {}
-    said: Counter[str] = Counter()
-    for text in texts:
+    for place, text in enumerate(texts):
         match = _SIZE.fullmatch(text)
         if match is None:
             raise typer.BadParameter(
@@ -156,8 +154,8 @@ def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
             )
         if len(text) > _DIGITS:
             raise ValueError(f"{text[:20]}...: {len(text)} characters are a table of more numbers than one can have.")
-        said[text] += 1
-        found[text if said[text] == 1 else f"{text} ({said[text]})"] = (int(match[1]), int(match[2]))
+        before = texts[:place].count(text)
+        found[f"{text} ({before + 1})" if before else text] = (int(match[1]), int(match[2]))
     return found
 
 

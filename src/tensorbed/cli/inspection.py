@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from tensorbed.compress.finding import MIN_ROWS, declared_heads
 from tensorbed.decompose.powers import far_exponent, frobenius, shifted
-from tensorbed.files.header import FORMAT, Checksums, opened
-from tensorbed.files.saving import contents_of
+from tensorbed.files.header import FORMAT, Checksums, opened, understood
+from tensorbed.files.saving import fill
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 from tensorbed.structures import Structure
@@ -29,12 +29,7 @@ _WIDTH = 24
 
 @dataclass(frozen=True)
 class Inspected:
-    """One layer. The spectrum is of a sample of its rows, the largest singular value as 1.
-
-    Attributes:
-        possible: of a dense table, formats it may take and the ratios they have.
-        finite: whether every stored number is; else there is neither a spectrum nor a format.
-    """
+    """One layer."""
 
     name: str
     layer: str
@@ -44,9 +39,9 @@ class Inspected:
     bytes: int
     ratio: float
     std: float
-    spectrum: tuple[float, ...]
-    possible: tuple[tuple[str, float], ...] = ()
-    finite: bool = True
+    spectrum: tuple[float, ...]  # of a sample of its rows, the largest singular value as 1
+    possible: tuple[tuple[str, float], ...] = ()  # of a dense table, formats it may take and the ratios they have
+    finite: bool = True  # whether every stored number is; else there is neither a spectrum nor a format
 
     @property
     def bars(self) -> str:
@@ -85,18 +80,16 @@ def inspect(what: nn.Module | str | os.PathLike[str]) -> Inspection:
         what, _ = folders.load_model(folders.opened(what))
     if isinstance(what, nn.Module):
         return _of_model(what)
-    if (plain := _of_plain_file(Path(what))) is not None:
-        return plain
-    contents = contents_of(what)
-    return Inspection(tuple(_of_layer(name, layer) for name, layer in contents.layers.items()), contents.version)
+    return _of_file(Path(what))
 
 
-def _of_plain_file(path: Path) -> Inspection | None:
-    """What may be tables in a file that others wrote; ``None`` for one of :func:`tensorbed.save`."""
+def _of_file(path: Path) -> Inspection:
     with opened(path) as file:
         header = file.metadata() or {}
         if header.get("format") == FORMAT:
-            return None
+            contents = understood(file, path)
+            fill(contents.layers, contents.read(file))
+            return Inspection(tuple(map(_of_layer, contents.layers, contents.layers.values())), contents.version)
         if Checksums.read(header, path) is not None:
             raise ValueError(f"{path} is of a compressed model; look into its folder, {path.parent}.")
         names = sorted(file.keys())

@@ -27,7 +27,6 @@ from tensorbed.printable import printable, shortened
 _WIDE = 200  # columns where nobody looks: a file or a pipe
 _NARROW = 18  # of what is broken between words, however narrow the terminal is
 _LONG = 2000  # characters of one line of a message; names in files may have a million
-INTERRUPTED = 130  # what shells have for a command that Ctrl-C has ended
 # typer brings click's exceptions from a copy of its own in some versions: their parent is found at its child.
 _WrongUsage: Any = typer.BadParameter.__mro__[1]
 # What systems say of a disk that is full, or broken, and of a file that is as large as it may be.
@@ -48,27 +47,24 @@ def complain(message: str) -> None:
 
 
 # The library speaks of arguments, and of names in Python.
-_WORDS = tuple(
-    (re.compile(pattern), words)
-    for pattern, words in (
-        (r"(--[a-z-]+) \(\w+(?:=\w+)?\)", r"\1"),  # says both
-        (r'\bskip=\["([^"]*)"\]', r"--skip \1"),
-        (r"\bskip=(?!\w)", "--skip"),
-        (r'\btied="untie"', "--untie"),
-        (r"\binclude_heads=False", "--no-heads"),
-        (r"\bmin_rows=(?=\d)", "--min-rows "),
-        (r"\bmin_rows\b", "--min-rows"),
-        (r"; if it is a head, name it in a pattern", ""),
-        (r", or give formats= that are smaller", ""),
-        (r"\btb\.QuantizedRows\b", "--format int4"),
-    )
+_WORDS = (
+    (r"(--[a-z-]+) \(\w+(?:=\w+)?\)", r"\1"),  # says both
+    (r'\bskip=\["([^"]*)"\]', r"--skip \1"),
+    (r"\bskip=(?!\w)", "--skip"),
+    (r'\btied="untie"', "--untie"),
+    (r"\binclude_heads=False", "--no-heads"),
+    (r"\bmin_rows=(?=\d)", "--min-rows "),
+    (r"\bmin_rows\b", "--min-rows"),
+    (r"; if it is a head, name it in a pattern", ""),
+    (r", or give formats= that are smaller", ""),
+    (r"\btb\.QuantizedRows\b", "--format int4"),
 )
 
 
 def in_its_words(message: str) -> str:
     """A message of the library with the options of the command in place of arguments."""
     for pattern, words in _WORDS:
-        message = pattern.sub(words, message)
+        message = re.sub(pattern, words, message)
     return message
 
 
@@ -80,7 +76,7 @@ class OneLineErrors(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             complain("tensorbed: interrupted; nothing half-written is left behind.")
-            raise typer.Exit(INTERRUPTED) from None
+            raise typer.Exit(130) from None  # what shells have for it
 
     def main(self, *args: Any, **options: Any) -> Any:
         alone = options.get("standalone_mode", True)

@@ -67,16 +67,11 @@ def _sharing(name: str, tensor: Tensor) -> Hashable:
     """Equal for names of one tensor."""
     if not tensor.numel():
         return name
-    if tensor.is_meta:
-        return id(tensor)
     return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
 
 
 def _stored_once(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors by their first name, and for the other names which that is.
-
-    As safetensors takes them: contiguous, and none in the memory of another, which views may be.
-    """
+    """Tensors by their first name, contiguous and none in the memory of another; and other names for them."""
     first: dict[Hashable, str] = {}
     stored: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
@@ -165,21 +160,13 @@ def load(path: str | os.PathLike[str], into: nn.Module | None = None) -> nn.Modu
         contents = understood(file, Path(path))
         if into is None:
             _check_alone(contents)
-            _fill(contents.layers, contents.read(file))
+            fill(contents.layers, contents.read(file))
             return contents.layers[""]
         _check_model(into, contents)
         return _filled(into, contents, contents.read(file))
 
 
-def contents_of(path: str | os.PathLike[str]) -> Contents:
-    """What is in a file, without a model: its version, and its layers with their numbers."""
-    with opened(path) as file:
-        contents = understood(file, Path(path))
-        _fill(contents.layers, contents.read(file))
-        return contents
-
-
-def _fill(layers: Mapping[str, StructuredTable], state: Mapping[str, Tensor]) -> None:
+def fill(layers: Mapping[str, StructuredTable], state: Mapping[str, Tensor]) -> None:
     """Give layers without numbers those of a file."""
     for name, layer in layers.items():
         layer.load_state_dict({key: state[inside(name, key)] for key in layer.state_dict()}, assign=True)
@@ -245,17 +232,10 @@ def _check_sharing(model: Mapping[str, Hashable], file: Mapping[str, Hashable], 
 
 def _check_place(name: str, old: nn.Module, layer: StructuredTable, path: Path) -> None:
     """What a layer replaces is a table or head of its size."""
-    kinds: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
-        EmbeddingBag: (nn.EmbeddingBag, EmbeddingBag),
-        Head: (nn.Linear, Head),
-        Embedding: (nn.Embedding, Embedding),
-    }
-    allowed = next(places for kind, places in kinds.items() if isinstance(layer, kind))
+    kinds = ((EmbeddingBag, nn.EmbeddingBag), (Head, nn.Linear), (Embedding, nn.Embedding))
+    allowed = next(kind for kind in kinds if isinstance(layer, kind[0]))
     size = (layer.structure.rows, layer.structure.cols)
-    if isinstance(old, StructuredTable):
-        found = (old.structure.rows, old.structure.cols)
-    else:
-        found = tuple(getattr(getattr(old, "weight", None), "shape", ()))
+    found = tuple(getattr(getattr(old, "weight", None), "shape", ()))
     if not isinstance(old, allowed) or found != size:
         raise ValueError(
             f"{path} is of another model: {name} there is {type(layer).__name__} {size}, here "
@@ -274,7 +254,7 @@ def _filled(model: nn.Module, contents: Contents, state: Mapping[str, Tensor]) -
     new = {name: one for name, one in contents.layers.items() if identity(one) in gone}
     check_layers(model, new.values())
     for name, layer in new.items():
-        _fill({name: layer}, state)
+        fill({name: layer}, state)
         _make_alike(layer, modules[name])
     within = tuple(f"{name}." for name in new)
     copied = {name: tensor for name, tensor in state.items() if not name.startswith(within)}

@@ -20,17 +20,8 @@ from tensorbed.compress.planning import SpoilsHeadsError, plan
 from tensorbed.compress.plans import Plan
 from tensorbed.compress.replacing import compress_
 from tensorbed.compress.report import Report, why_nothing
+from tensorbed.integrations.transformers import folders
 from tensorbed.integrations.transformers.cards import note_on, write_note
-from tensorbed.integrations.transformers.folders import (
-    Folder,
-    load_model,
-    load_tokenizer,
-    opened,
-    quiet,
-    refuse_adapter,
-    rest_of,
-    token_limit,
-)
 from tensorbed.integrations.transformers.placing import check_space, check_target, megabytes, put_in_place
 from tensorbed.nn.head import Head
 from tensorbed.progress import track
@@ -48,23 +39,16 @@ _TOKENS = 512  # of a text that the model is calibrated on
 
 @dataclass(frozen=True)
 class CompressedFolder:
-    """What was written, and what the user should know of it.
+    """What was written, and what the user should know of it."""
 
-    Attributes:
-        source: as it was named: a folder, or a model of the Hub.
-        disk_before, disk_after: bytes of the weights on disk.
-        unpacked: of a GGUF file, bytes of its weights as they come out of it, in the dtype that they have then.
-        dtype: of the weights that are not compressed.
-    """
-
-    source: Path
+    source: Path  # as it was named: a folder, or a model of the Hub
     out: Path
     report: Report
-    disk_before: int
+    disk_before: int  # bytes of the weights on disk
     disk_after: int
     notes: tuple[str, ...]
-    unpacked: int | None
-    dtype: str
+    unpacked: int | None  # of a GGUF file, bytes of its weights as they come out of it
+    dtype: str  # of the weights that are not compressed
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, for JSON."""
@@ -94,25 +78,23 @@ def compress_folder(
 
     Args:
         out: written beside itself and put in place when complete; ``force`` replaces one that is there.
-        format: or ``None``, to have a format chosen for each table by :func:`tensorbed.plan` under ``ratio`` or
-            ``budget``, by default at 7 times fewer bytes than float32 takes, or what suits a vocabulary head.
-        calibrate: texts that the model reads, so that formats weigh errors as they are met there; see
-            :func:`tensorbed.compress_`.
-        careful: refuse a ``ratio`` or ``budget`` at which a vocabulary head is likely to be spoilt, where there are no
-            texts to calibrate it with.
+        format: or ``None``, to have one chosen for each table by :func:`tensorbed.plan` under ``ratio`` or ``budget``,
+            by default at 7 times fewer bytes than float32 takes, or what suits a vocabulary head.
+        calibrate: texts that the model reads, so that formats weigh errors as they are met there.
+        careful: refuse a size at which a vocabulary head that is not calibrated is likely to be spoilt.
         dtype: of the model, by default that of its file; ratios are counted from it.
         tell: called with what the user should know before the work begins.
-        hub_name: of the model on the Hub, where ``source`` is its folder in the cache: what is said of it has the name.
+        hub_name: of the model on the Hub, where ``source`` is its folder in the cache.
     """
     source, out = Path(source), Path(out)
     named = source if hub_name is None else Path(hub_name)
-    folder = opened(source)
+    folder = folders.opened(source)
     check_target(out, source, force)
     if folder.is_compressed:
         raise ValueError(f"{named} is compressed already; compress the model it was made of.")
-    refuse_adapter(folder.place)
-    files, notes_on_files = rest_of(folder)
-    model, notes = load_model(folder, dtype)
+    folders.refuse_adapter(folder.place)
+    files, notes_on_files = folders.rest_of(folder)
+    model, notes = folders.load_model(folder, dtype)
     where: Any = {"min_rows": min_rows, "skip": tuple(skip), "tied": "untie" if untie else "keep"}
     where["include_heads"] = include_heads
     weights, left = found_tables(model, format or plain_format(), **where)
@@ -123,22 +105,24 @@ def compress_folder(
     if folder.gguf and tell is not None:
         tell(_note_on_unpacking(folder, out, size, model.dtype))
     # Of a GGUF file it is written anew: whether that can be shall be known before the fit.
-    tokenizer: Any = load_tokenizer(folder) if folder.gguf or calibrate is not None else None
+    tokenizer: Any = folders.load_tokenizer(folder) if folder.gguf or calibrate is not None else None
     read = None if calibrate is None else _reader(folder, tokenizer, calibrate)
-    formats: Formats = format or planned(model, {"ratio": ratio, "budget": budget, **where}, careful, read is not None)
-    notes += formats.notes if isinstance(formats, Plan) else ()
-    if isinstance(formats, Plan) and not any(formats.values()):
-        raise ValueError(
-            f"{named}: all tables may stay as they are, they take {megabytes(formats.dense)} and "
-            f"{megabytes(int(formats.allowed))} are allowed; ask for less, --ratio 7 for instance."
-        )
+    sizes = {"ratio": ratio, "budget": budget}
+    formats: Formats = format or planned(model, {**sizes, **where}, careful=careful and read is None)
+    if isinstance(formats, Plan):
+        notes += formats.notes
+        if not any(formats.values()):
+            raise ValueError(
+                f"{named}: all tables may stay as they are, they take {megabytes(formats.dense)} and "
+                f"{megabytes(int(formats.allowed))} are allowed; ask for less, --ratio 7 for instance."
+            )
     report = compress_(model, formats, calibrate=read, **where)
     of_heads = [e for e in report.entries if any(isinstance(model.get_submodule(name), Head) for name in e.names)]
     heads = {entry.names[0]: entry.error for entry in of_heads}
     better = f"tensorbed compress {shlex.quote(str(named))} {shlex.quote(str(out))} --force --format hot"
     notes += _notes_on_heads(heads, formats, calibrate is not None, better)
     check_target(out, source, force)  # again: fits take minutes
-    with put_in_place(out) as part, quiet():
+    with put_in_place(out) as part, folders.quiet():
         for file in files:  # first, so that what the model itself saves prevails
             (part / file).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / file, part / file)
@@ -152,7 +136,7 @@ def compress_folder(
         out=out,
         report=report,
         disk_before=folder.weight_bytes,
-        disk_after=opened(out).weight_bytes,
+        disk_after=folders.opened(out).weight_bytes,
         notes=(*notes, *notes_on_files),
         unpacked=size.before if folder.gguf else None,
         dtype=str(model.dtype).removeprefix("torch."),
@@ -192,7 +176,7 @@ def expected_size(
     return ExpectedSize(before, before - dense + kept + after)
 
 
-def _note_on_unpacking(folder: Folder, out: Path, size: ExpectedSize, dtype: torch.dtype) -> str:
+def _note_on_unpacking(folder: folders.Folder, out: Path, size: ExpectedSize, dtype: torch.dtype) -> str:
     smaller = ", or about half of that with --dtype bfloat16" if dtype.itemsize > 2 else ""
     return (
         f"{folder.gguf} is unpacked: {megabytes(folder.weight_bytes)} become {megabytes(size.before)} in "
@@ -201,10 +185,10 @@ def _note_on_unpacking(folder: Folder, out: Path, size: ExpectedSize, dtype: tor
     )
 
 
-def _reader(folder: Folder, tokenizer: Any, texts: Sequence[str]) -> Callable[[Any], None]:
+def _reader(folder: folders.Folder, tokenizer: Any, texts: Sequence[str]) -> Callable[[Any], None]:
     """Runs a model on texts, one at a time: what is padded would be counted as used."""
-    with quiet():
-        limit = token_limit(folder, tokenizer, _TOKENS)
+    with folders.quiet():
+        limit = folders.token_limit(folder, tokenizer, _TOKENS)
         ids = tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
 
     def read(model: Any) -> None:
@@ -224,11 +208,8 @@ def _default_ratio(model: Any) -> float:
     return DEFAULT_RATIO * float(model.dtype.itemsize) / 4
 
 
-def planned(model: nn.Module, where: Mapping[str, Any], careful: bool, calibrated: bool) -> Plan:
-    """Formats that suit heads where they are small enough; calibrated, others may do.
-
-    Without a ratio or a budget they suit heads whatever they reach.
-    """
+def planned(model: nn.Module, where: Mapping[str, Any], *, careful: bool) -> Plan:
+    """Formats that suit heads, without a ratio or a budget whatever they reach; others where nobody is careful."""
     if where["ratio"] is None and where["budget"] is None:
         try:
             return plan(model, **{**where, "ratio": _default_ratio(model)})
@@ -237,7 +218,7 @@ def planned(model: nn.Module, where: Mapping[str, Any], careful: bool, calibrate
     try:
         return plan(model, **where)
     except SpoilsHeadsError as refusal:
-        if careful and not calibrated:
+        if careful:
             raise ValueError(f"{refusal.reach} {refusal.heads} {_WAYS_OUT}") from None
         return plan(model, **where, careful=False)
 
@@ -246,9 +227,9 @@ def shown_plan(model: nn.Module, where: Mapping[str, Any]) -> tuple[Plan, list[s
     """What :func:`compress_folder` would take, or would if it were told to, and what the errors do not tell."""
     notes = []
     try:
-        found = planned(model, where, careful=True, calibrated=False)
+        found = planned(model, where, careful=True)
     except ValueError as refusal:
-        found = planned(model, where, careful=False, calibrated=False)  # which says itself what is wrong with a size
+        found = planned(model, where, careful=False)  # which says itself what is wrong with a size
         notes.append(f"tensorbed compress refuses this: {refusal}")
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     heads = {name: one.error for name, one in found.chosen.items() if id(model.get_submodule(name).weight) in linear}

@@ -19,7 +19,7 @@ from transformers import modeling_gguf_pytorch_utils as gguf
 from transformers.utils import logging
 
 from tensorbed.files.header import check_readable
-from tensorbed.integrations.transformers.config import METHOD, METHOD_IN_FILES
+from tensorbed.integrations.transformers.config import METHODS
 from tensorbed.progress import track
 
 # Weights, of any framework, and what indexes them.
@@ -47,21 +47,13 @@ def is_loaded(file: PurePath) -> bool:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of ``save_pretrained``, one of sentence-transformers, or one with a GGUF file.
+    """A folder of ``save_pretrained``, one of sentence-transformers, or one with a GGUF file."""
 
-    Attributes:
-        root: as given.
-        inside: where ``config.json`` is, below the root; empty but for some of sentence-transformers.
-        config: what it says; empty for a GGUF, which has its own.
-        gguf: name of that file.
-        modules: folders of sentence-transformers' other modules, ``None`` where there is no ``modules.json``.
-    """
-
-    root: Path
-    inside: str
-    config: dict[str, Any]
-    gguf: str | None = None
-    modules: tuple[str, ...] | None = None
+    root: Path  # as given
+    inside: str  # where config.json is, below the root; empty but for some of sentence-transformers
+    config: dict[str, Any]  # empty for a GGUF, which has its own
+    gguf: str | None = None  # name of that file
+    modules: tuple[str, ...] | None = None  # folders of sentence-transformers' other modules, by modules.json
 
     @property
     def place(self) -> Path:
@@ -80,15 +72,14 @@ class Folder:
     @property
     def is_compressed(self) -> bool:
         quantization = self.config.get("quantization_config")
-        return isinstance(quantization, dict) and quantization.get("quant_method") in (METHOD, METHOD_IN_FILES)
+        return isinstance(quantization, dict) and quantization.get("quant_method") in METHODS
 
     @property
     def weight_bytes(self) -> int:
         """On disk, of the files that are read."""
         for suffix in LOADED:
             files = [file for file in self.place.glob(f"*{suffix}") if is_loaded(PurePath(file.name))]
-            sizes = [file.stat().st_size for file in files if file.is_file()]
-            if sizes:
+            if sizes := [file.stat().st_size for file in files if file.is_file()]:
                 return sum(sizes)
         return 0
 
@@ -104,16 +95,14 @@ def opened(path: str | os.PathLike[str]) -> Folder:
         raise FileNotFoundError(f"there is no folder {root}.{left}")
     first, others = _modules(root)
     place = root / first
-    ggufs = sorted(place.glob("*.gguf"))
-    dense = list(place.glob("*.safetensors")) + list(place.glob("*.bin"))
-    if len(ggufs) == 1 and not dense:
+    ggufs = sorted(file.name for file in place.glob("*.gguf"))
+    if ggufs and not any(place.glob("*.safetensors")) and not any(place.glob("*.bin")):
+        if len(ggufs) > 1:
+            raise ValueError(
+                f"{place} has the model in GGUF files, {some(ggufs)}: choose one, and put it into a folder of its own."
+            )
         refuse_adapter(place)  # for it transformers would load another model, wherever that is
-        return Folder(root, first, {}, ggufs[0].name, others)
-    if ggufs and not dense:
-        raise ValueError(
-            f"{place} has the model in GGUF files, {some([file.name for file in ggufs])}: choose one, and "
-            "put it into a folder of its own."
-        )
+        return Folder(root, first, {}, ggufs[0], others)
     if not (place / "config.json").is_file():
         raise FileNotFoundError(f"{place} is no folder of a transformers model: there is no config.json in it.")
     config = _json(place / "config.json")
@@ -171,10 +160,8 @@ def _check_weight_paths(place: Path, config: dict[str, Any]) -> None:
 
 
 def path_below(root: Path, path: object, named_in: Path) -> str:
-    """A path that a file names, as ``a/b`` and empty for the root itself; refused where it is not below the root.
-
-    Refused are absolute paths, ``..`` and what Windows takes for either, on every system, and links that lead out.
-    """
+    """A path that a file names, as ``a/b`` and empty for the root itself; refused where it is not below the root."""
+    # On every system absolute paths, ".." and what Windows takes for either.
     windows = PureWindowsPath(path if isinstance(path, str) else "/")
     stays = not windows.anchor and ".." not in windows.parts and not {"\\", "\0"} & set(str(path))
     if not stays or leads_outside(root, root / str(path)):
@@ -187,16 +174,13 @@ def path_below(root: Path, path: object, named_in: Path) -> str:
 
 
 def leads_outside(root: Path, path: Path) -> bool:
-    """Whether links make a path under the root one of somewhere else.
-
-    The cache of Hugging Face has links in ``models--NAME/snapshots/COMMIT`` to files in ``models--NAME/blobs``: those
-    of the same model are not outside.
-    """
+    """Whether links make a path under the root one of somewhere else."""
     home = root.resolve()
     try:
         target = path.resolve()
     except (OSError, RuntimeError):  # a loop of links
         return True
+    # The cache of Hugging Face has links in models--NAME/snapshots/COMMIT to files in models--NAME/blobs.
     caches = (folder.parent for folder in home.parents if folder.name == "snapshots")
     blobs = next((cache / "blobs" for cache in caches if cache.name.startswith("models--")), None)
     return not target.is_relative_to(home) and target.parent != blobs
@@ -233,9 +217,7 @@ def load_model(folder: Folder, dtype: torch.dtype | None = None) -> tuple[PreTra
         words = model.get_input_embeddings()
         names = [f"{name}.weight" for name, module in model.named_modules(remove_duplicate=False) if module is words]
         if names and set(names) <= set(missing):  # without its word table it is no model, whatever else was drawn
-            raise ValueError(
-                f"the weights in {folder.root} have no {names[0]}, the table of the model; they are damaged."
-            )
+            raise ValueError(f"the weights in {folder.root} have no {names[0]}, the table of the model; damaged.")
         notes.append(f"tensors that are not in {folder.root} were drawn: {len(missing)}, the first is {missing[0]}.")
     return model.eval(), notes
 
@@ -322,8 +304,8 @@ def _raise(error: OSError) -> NoReturn:
 
 def _is_hidden(folder: Folder, place: PurePath) -> bool:
     """Unless it is of another module, or on the way to one."""
-    named = any(module and place.is_relative_to(module) for module in folder.modules or ())
     hidden = place.name.startswith(".") or place.name == "__pycache__"
+    named = any(module and place.is_relative_to(module) for module in folder.modules or ())
     return hidden and not named and not folder.leads_to_module(place)
 
 

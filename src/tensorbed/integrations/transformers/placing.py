@@ -73,15 +73,21 @@ def _beside(out: Path, what: str) -> Path:
 def put_in_place(out: Path) -> Iterator[Path]:
     """A folder beside ``out`` to write into, which takes its place at the end: there is the old one or the new one.
 
-    But for a kill between two renames: then there is neither, and the old one is whole in ``.OUT.*.old``, from where
-    :func:`check_target` brings it back. Of a full disk it is said what was to be written to it.
+    But for a kill between two renames: then the old one is in ``.OUT.*.old``, and :func:`check_target` brings it back.
     """
     target = out.resolve()  # of a link, what it points to is replaced
     part, old = _beside(target, "part"), _beside(target, "old")
     part.mkdir()
     try:
         yield part
-        _finish(part)
+        # Readable by whom the folder is, weights too, and written by the system and not only kept in its memory.
+        mode = part.stat().st_mode & 0o666
+        for path in (*part.rglob("*"), part):
+            if path.is_file():
+                path.chmod(mode)
+                sync(path)
+            else:
+                sync_folder(path)
         if target.exists():
             target.rename(old)
         try:
@@ -98,14 +104,3 @@ def put_in_place(out: Path) -> Iterator[Path]:
         raise OSError(f"{out} cannot be written, and nothing of it is left: {said}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _finish(folder: Path) -> None:
-    """Readable by whom the folder is, weights too, and written by the system and not only kept in its memory."""
-    shared = folder.stat().st_mode & 0o666
-    for path in (*folder.rglob("*"), folder):
-        if path.is_file():
-            path.chmod(shared)
-            sync(path)
-        else:
-            sync_folder(path)

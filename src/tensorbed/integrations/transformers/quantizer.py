@@ -18,18 +18,9 @@ from transformers.quantizers.base import HfQuantizer
 from tensorbed.checks import naming
 from tensorbed.compress.replacing import compress_
 from tensorbed.files.description import described, descriptions, put, rebuilt, tables, ties
+from tensorbed.integrations.transformers import tying
 from tensorbed.integrations.transformers.cards import save_pretrained
-from tensorbed.integrations.transformers.checksums import check_files, header_entry
-from tensorbed.integrations.transformers.config import GGUF, METHOD, METHOD_IN_FILES, TensorbedConfig
-from tensorbed.integrations.transformers.ties import (
-    resized_layer,
-    restore,
-    rewrite,
-    separate,
-    share_tensors,
-    tie_weights,
-    untied,
-)
+from tensorbed.integrations.transformers.config import GGUF, METHOD, METHODS, TensorbedConfig, check_files, header_entry
 from tensorbed.nn.head import Head
 from tensorbed.nn.lazy import LazyTable
 from tensorbed.nn.table import StructuredTable, shared_names
@@ -40,9 +31,9 @@ _HINT = "[compressed: import tensorbed.integrations.transformers before loading]
 LazyTable._is_hf_initialized = True  # type: ignore[attr-defined]
 # What a model with our layers does otherwise than its class says.
 _METHODS: dict[str, Callable[..., Any]] = {
-    "tie_weights": tie_weights,
+    "tie_weights": tying.tie_weights,
     "save_pretrained": save_pretrained,
-    **{name: partial(resized_layer, name) for name in ("_get_resized_embeddings", "_get_resized_lm_head")},
+    **{name: partial(tying.resized_layer, name) for name in ("_get_resized_embeddings", "_get_resized_lm_head")},
 }
 
 
@@ -66,7 +57,7 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
             places = {name: place for name in config.layers or {} if (place := _place(model, name)) is not None}
             layers, self._sources = _built(model, config, places)
             put(model, layers)
-            rewrite(model, self._sources)
+            tying.rewrite(model, self._sources)
             _expect(model, self._sources)
             in_files = {name: layers[place] for name, place in places.items()}
             check_files(config, kwargs.get("checkpoint_files") or (), in_files)
@@ -79,7 +70,8 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
         for name, layer in tables(model).items():
             _check_loaded(name, layer, owns=name not in self._sources)
         _alias_on_disk(model, self._sources)
-        _adopt(model, self._sources)
+        tying.share_tensors(model, self._sources)
+        adopt(model)
 
     def get_state_dict_and_metadata(self, model: PreTrainedModel) -> tuple[dict[str, Tensor] | None, dict[str, str]]:
         """The state, with an empty ``weight`` for each table.
@@ -90,8 +82,8 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
         if not tables(model):
             self.remove_quantization_config(model)
             return None, {}
-        separate(model)  # again: layers may have been replaced since
-        rewrite(model, ties(tables(model)))
+        tying.separate(model)  # again: layers may have been replaced since
+        tying.rewrite(model, ties(tables(model)))
         _describe(model)
         model.tie_weights()  # others may have set tensors of one layer alone
         state: dict[str, Tensor] = model.state_dict()
@@ -108,9 +100,9 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
         config = type(model.config).from_dict({**model.config.to_dict(), "quantization_config": None})
         with torch.device("meta"):
             dense = type(model)(config)
-        broken, own = untied(model), model.dtype
+        broken, own = tying.untied(model), model.dtype
         put(model, {n: _filled(dense.get_submodule(n), layer, dtype) for n, layer in tables(model).items()})
-        restore(model, broken)
+        tying.restore(model, broken)
         for part in model.modules():
             for name in _METHODS:
                 part.__dict__.pop(name, None)
@@ -122,7 +114,7 @@ def check_layers(model: PreTrainedModel, layers: Iterable[StructuredTable]) -> N
     """Refuse layers that a config cannot describe, and models that another method has quantised."""
     config = getattr(model.config, "quantization_config", None)
     method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", METHOD)
-    if method not in (METHOD, METHOD_IN_FILES, GGUF):
+    if method not in (*METHODS, GGUF):
         raise ValueError(
             f"this {type(model).__name__} is quantised by {getattr(method, 'value', method)}; transformers knows one "
             "method for a model. Compress the model before that, or dequantize it first."
@@ -138,14 +130,9 @@ def adopt(model: PreTrainedModel) -> PreTrainedModel:
     """
     if not tables(model):
         raise ValueError(f"this {type(model).__name__} has no layer of tensorbed.")
-    separate(model)
-    _adopt(model, ties(tables(model)))
-    return model
-
-
-def _adopt(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
-    share_tensors(model, sources)
-    rewrite(model, sources)
+    tying.separate(model)
+    tying.share_tensors(model, ties(tables(model)))
+    tying.rewrite(model, ties(tables(model)))
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             for name, method in _METHODS.items():
@@ -153,12 +140,12 @@ def _adopt(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
                 object.__setattr__(part, name, partial(method, part))
     if not isinstance(getattr(model, "hf_quantizer", None), TensorbedQuantizer):
         _own_config(model)
-    for part in model.modules():
+    for part in reversed(list(model.modules())):
         if isinstance(part, PreTrainedModel) and tables(part):  # any of them may be saved by itself
             _describe(part)
-    _describe(model)
     model.quantization_method = METHOD
     model.is_quantized = False  # else transformers refuses .half() and its Trainer
+    return model
 
 
 def _own_config(model: PreTrainedModel) -> None:
@@ -172,7 +159,7 @@ def _own_config(model: PreTrainedModel) -> None:
 
 def _describe(model: PreTrainedModel) -> None:
     """What the config says of the layers, which a resize may have changed."""
-    config = TensorbedConfig(layers=descriptions(tables(model)), untied=sorted(untied(model)))
+    config = TensorbedConfig(layers=descriptions(tables(model)), untied=sorted(tying.untied(model)))
     model.config.quantization_config = config
     model.hf_quantizer = TensorbedQuantizer(config, pre_quantized=True)
 
@@ -194,8 +181,8 @@ def _built(
             )
         layers[place] = layer.to(dtype=torch.get_default_dtype())
     broken = {_place(model, name) for name in config.untied}
-    pairs = {a: b for a, b in model.all_tied_weights_keys.items() if a.endswith(".weight")}
-    tied = {a.removesuffix(".weight"): b.removesuffix(".weight") for a, b in pairs.items()}
+    weights = {a: b for a, b in model.all_tied_weights_keys.items() if a.endswith(".weight")}
+    tied = {a.removesuffix(".weight"): b.removesuffix(".weight") for a, b in weights.items()}
     tied = {name: source for name, source in tied.items() if name not in broken}
     # The file may be that of a model without the head that this one has, tied to a table of ours.
     new = {name: model.get_submodule(name) for name, source in tied.items() if source in layers and name not in layers}

@@ -16,15 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tensorbed.integrations.transformers.folders import (
-    Folder,
-    explained,
-    load_model,
-    load_tokenizer,
-    opened,
-    quiet,
-    token_limit,
-)
+from tensorbed.integrations.transformers import folders
 from tensorbed.progress import track
 
 Ids = list[int]
@@ -42,24 +34,16 @@ class Perplexity:
 
 @dataclass(frozen=True)
 class Verification:
-    """How near the outputs are, one vector for each text.
-
-    Attributes:
-        texts, tokens, cut: how many of each, and of texts that were longer than what was read of them.
-        outputs: what the vectors are.
-        mean_cosine, worst_cosine: over the texts.
-        worst_text: the one that is farthest off.
-        perplexity: where the model has a causal head.
-    """
+    """How near the outputs are, one vector for each text."""
 
     texts: int
     tokens: int
-    cut: int
-    outputs: str
+    cut: int  # texts that were longer than what was read of them
+    outputs: str  # what the vectors are
     mean_cosine: float
     worst_cosine: float
-    worst_text: str
-    perplexity: Perplexity | None
+    worst_text: str  # the one that is farthest off
+    perplexity: Perplexity | None  # where the model has a causal head
     notes: tuple[str, ...]
 
 
@@ -95,26 +79,25 @@ def verify_folders(
     batch: int = 8,
     max_tokens: int = 512,
 ) -> Verification:
-    """Read texts with the model of each folder, and compare.
+    """Read texts with the model of each folder, one in memory at a time, and compare; causal heads have a perplexity.
 
     The vector of a text is that of sentence-transformers, where both folders are its and it is installed, else the mean
-    of the last hidden states over the text's tokens (of the encoder, where there is one). Where the model has a causal
-    head there is the perplexity of both as well. One model is in memory at a time.
+    of the last hidden states over the text's tokens (of the encoder, where there is one).
     """
-    folders = opened(out), opened(against)
-    ids, cut = _tokens(folders, texts, max_tokens)
-    sentences = all(folder.modules is not None for folder in folders) and find_spec("sentence_transformers") is not None
+    both = folders.opened(out), folders.opened(against)
+    ids, cut = _tokens(both, texts, max_tokens)
+    sentences = all(one.modules is not None for one in both) and find_spec("sentence_transformers") is not None
     if sentences:
-        after, before = (_sentences(folder, texts, batch, max_tokens) for folder in folders)
+        after, before = (_sentences(folder, texts, batch, max_tokens) for folder in both)
     else:
-        after, before = (_states(folder, ids, batch) for folder in folders)
+        after, before = (_states(folder, ids, batch) for folder in both)
     if after.vectors.shape != before.vectors.shape:
         sizes = f"{after.vectors.shape[1]} and {before.vectors.shape[1]}"
         raise ValueError(f"{out} and {against} are different models: their outputs have {sizes} numbers.")
     perplexity, predicted = None, sum(len(one) - 1 for one in ids)
     if before.loss is not None and after.loss is not None and predicted:
-        both = [float((loss / predicted).exp()) for loss in (before.loss, after.loss)]
-        perplexity = Perplexity(both[0], both[1], both[1] / both[0], predicted)
+        dense, small = (float((loss / predicted).exp()) for loss in (before.loss, after.loss))
+        perplexity = Perplexity(dense, small, small / dense, predicted)
     cosines = F.cosine_similarity(after.vectors, before.vectors, dim=1)
     worst = int(cosines.argmin())
     return Verification(
@@ -130,29 +113,29 @@ def verify_folders(
     )
 
 
-def _tokens(folders: tuple[Folder, Folder], texts: Sequence[str], max_tokens: int) -> tuple[list[Ids], int]:
+def _tokens(both: Sequence[folders.Folder], texts: Sequence[str], max_tokens: int) -> tuple[list[Ids], int]:
     """The texts in numbers, the same for both, and how many of them were cut."""
-    ours, theirs = map(load_tokenizer, folders)
-    names = f"the tokenizers of {folders[0].root} and {folders[1].root} differ"
+    ours, theirs = map(folders.load_tokenizer, both)
+    names = f"the tokenizers of {both[0].root} and {both[1].root} differ"
     if ours.get_vocab() != theirs.get_vocab():
         raise ValueError(f"{names}: vocabularies of {len(ours):,} and {len(theirs):,}; are these one model?")
-    limit = min(token_limit(folder, one, max_tokens) for folder, one in zip(folders, (ours, theirs), strict=True))
-    with quiet():
+    limit = min(map(folders.token_limit, both, (ours, theirs), (max_tokens, max_tokens)))
+    with folders.quiet():
         whole, other = (tokenizer(list(texts))["input_ids"] for tokenizer in (ours, theirs))
         kept = ours(list(texts), truncation=True, max_length=limit)["input_ids"]
     for text, one, two in zip(texts, whole, other, strict=True):
         if one != two:
             raise ValueError(f"{names}: {text[:60]!r} has {len(one)} tokens for one and {len(two)} for the other.")
         if not one:
-            raise ValueError(f"{text[:60]!r} has no token for {folders[0].root}; leave it out.")
+            raise ValueError(f"{text[:60]!r} has no token for {both[0].root}; leave it out.")
     return kept, sum(len(one) < len(two) for one, two in zip(kept, whole, strict=True))
 
 
-def _sentences(folder: Folder, texts: Sequence[str], batch: int, max_tokens: int) -> _Seen:
+def _sentences(folder: folders.Folder, texts: Sequence[str], batch: int, max_tokens: int) -> _Seen:
     from sentence_transformers import SentenceTransformer
 
     options: dict[str, Any] = {"device": "cpu", "local_files_only": True, "model_kwargs": {"dtype": "auto"}}
-    with explained(folder), quiet():
+    with folders.explained(folder), folders.quiet():
         model = SentenceTransformer(str(folder.root), **options)
     model.max_seq_length = min(max_tokens, model.max_seq_length or max_tokens)
     rows = []
@@ -163,8 +146,8 @@ def _sentences(folder: Folder, texts: Sequence[str], batch: int, max_tokens: int
 
 
 @torch.no_grad()
-def _states(folder: Folder, ids: Sequence[Ids], batch: int) -> _Seen:
-    model, notes = load_model(folder)
+def _states(folder: folders.Folder, ids: Sequence[Ids], batch: int) -> _Seen:
+    model, notes = folders.load_model(folder)
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # little is padded
     rows: dict[int, Tensor] = {}
     heads = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
