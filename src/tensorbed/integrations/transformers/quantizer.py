@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -197,11 +198,9 @@ def _place(model: PreTrainedModel, name: str) -> str | None:
     """A layer's name in this model: base and task classes differ by a prefix."""
     prefix = f"{model.base_model_prefix}."
     for one in (name, prefix + name, name.removeprefix(prefix)):
-        try:
+        with suppress(AttributeError):
             model.get_submodule(one)
-        except AttributeError:
-            continue
-        return one
+            return one
     return None
 
 
