@@ -217,7 +217,8 @@ def load_model(folder: Folder, dtype: torch.dtype | None = None) -> tuple[PreTra
         words = model.get_input_embeddings()
         names = [f"{name}.weight" for name, module in model.named_modules(remove_duplicate=False) if module is words]
         if names and set(names) <= set(missing):  # without its word table it is no model, whatever else was drawn
-            raise ValueError(f"the weights in {folder.root} have no {names[0]}, the table of the model; damaged.")
+            lacking = f"{names[0]}, the table of the model"
+            raise ValueError(f"the weights in {folder.root} have no {lacking}; they are damaged.")
         notes.append(f"tensors that are not in {folder.root} were drawn: {len(missing)}, the first is {missing[0]}.")
     return model.eval(), notes
 
