@@ -175,8 +175,7 @@ def compress(
         typer.Option(metavar="FILE", help="Texts, one a line, that the model reads: errors are weighed as met there."),
     ] = None,
     dtype: Annotated[
-        _Dtype | None,
-        typer.Option(help="Of the weights that stay dense; that of MODEL if not said, float32 of GGUF."),
+        _Dtype | None, typer.Option(help="Of the weights that stay dense; that of MODEL if not said, float32 of GGUF.")
     ] = None,
     yes: Annotated[
         bool,

@@ -133,16 +133,8 @@ def _of_layer(name: str, layer: StructuredTable, tied: bool = False) -> Inspecte
     rows = layer.structure.lookup(params, _picked(layer.structure.rows, next(iter(params.values())).device), "auto")
     finite = all(map(_is_finite, params.values()))
     tied = tied or (isinstance(layer, Head) and layer.is_tied)
-    return _inspected(
-        name,
-        f"{type(layer).__name__}{' (tied)' if tied else ''}",
-        layer.structure,
-        rows,
-        finite,
-        numbers=layer._stored_numbers,
-        bytes=layer._stored_bytes,
-        ratio=layer.compression_ratio,
-    )
+    sizes = {"numbers": layer._stored_numbers, "bytes": layer._stored_bytes, "ratio": layer.compression_ratio}
+    return _inspected(name, type(layer).__name__, tied, layer.structure, rows, finite=finite, **sizes)
 
 
 @torch.no_grad()
@@ -152,24 +144,18 @@ def _of_dense(name: str, kind: str, weight: Tensor, tied: bool = False) -> Inspe
     for format in (format for known in formats() for format in known.without_training() if finite and not tied):
         with suppress(OutOfReachError):
             possible.append((repr(format), budget.ratio(format.bind(budget))))
-    return _inspected(
-        name,
-        f"{kind}{' (tied)' if tied else ''}",
-        plain_format().bind(budget),
-        weight[_picked(len(weight), weight.device)],
-        finite,
-        numbers=weight.numel(),
-        bytes=weight.nbytes,
-        ratio=1.0,
-        possible=tuple(possible),
-    )
+    rows, plain = weight[_picked(len(weight), weight.device)], plain_format().bind(budget)
+    sizes = {"numbers": weight.numel(), "bytes": weight.nbytes, "ratio": 1.0}
+    return _inspected(name, kind, tied, plain, rows, finite=finite, possible=tuple(possible), **sizes)
 
 
-def _inspected(name: str, layer: str, structure: Structure, rows: Tensor, finite: bool, **facts: Any) -> Inspected:
+def _inspected(
+    name: str, layer: str, tied: bool, structure: Structure, rows: Tensor, *, finite: bool, **more: Any
+) -> Inspected:
     std = frobenius(rows) / max(1, rows.numel()) ** 0.5
     spectrum = _spectrum(rows) if finite else ()
-    about = {"kind": structure.kind, "sizes": structure.summary, "std": std, "spectrum": spectrum}
-    return Inspected(name, layer, finite=finite, **about, **facts)
+    facts = {"kind": structure.kind, "sizes": structure.summary, "std": std, "spectrum": spectrum}
+    return Inspected(name, f"{layer} (tied)" if tied else layer, finite=finite, **facts, **more)
 
 
 def _is_finite(tensor: Tensor) -> bool:

@@ -17,7 +17,6 @@ from tensorbed.printable import shortened
 
 # A name without an owner is more likely that of a folder, misspelt.
 _OWNER_AND_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
-_FIRST_FILES = ("config.json", "modules.json")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # what huggingface_hub reads, once
 
 
@@ -32,7 +31,7 @@ def local_folder(given: Path) -> Path:
     if not _OWNER_AND_NAME.fullmatch(name):
         hint = "" if len(given.parts) > 1 else "; models of the Hugging Face Hub are named owner/name"
         raise FileNotFoundError(f"there is no file or folder {given}{hint}.")
-    for first in _FIRST_FILES:
+    for first in ("config.json", "modules.json"):
         cached = try_to_load_from_cache(name, first)
         folder = Path(cached).parent if isinstance(cached, str) else None
         if folder is not None and any(is_loaded(file.relative_to(folder)) for file in folder.rglob("*")):

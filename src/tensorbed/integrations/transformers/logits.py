@@ -178,14 +178,8 @@ class _Place(torch.autograd.Function):
     def forward(ctx: Any, like: Tensor, device: torch.device, differentiated: Any, *sources: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.differentiated, ctx.sources = differentiated, len(sources)
-        lazy: Tensor = Tensor._make_wrapper_subclass(
-            LazyLogits,
-            like.shape,
-            strides=like.stride(),
-            storage_offset=like.storage_offset(),
-            dtype=like.dtype,
-            device=device,
-        )
+        layout: Any = {"strides": like.stride(), "storage_offset": like.storage_offset(), "dtype": like.dtype}
+        lazy: Tensor = Tensor._make_wrapper_subclass(LazyLogits, like.shape, device=device, **layout)
         return lazy
 
     @staticmethod
