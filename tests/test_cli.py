@@ -167,11 +167,10 @@ def test_one_number_of_a_large_dense_table_is_seen(row):
     with torch.no_grad():
         words.weight[row, 1] = torch.inf
     found = inspect(torch.nn.ModuleDict({"words": words}))
-    assert "words holds NaN or infinite numbers; no format can be fitted to it." in str(found)
-    assert "could be" not in str(found)
+    assert found.remarks() == ["words holds NaN or infinite numbers; no format can be fitted to it."]
     with torch.no_grad():
         words.weight[row, 1] = 0
-    assert "holds" not in str(inspect(torch.nn.ModuleDict({"words": words})))
+    assert "holds" not in str(inspect(torch.nn.ModuleDict({"words": words})).remarks())
 
 
 def test_equal_sizes_are_tables_of_their_own():

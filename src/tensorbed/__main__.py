@@ -27,23 +27,19 @@ def _without_typer(arguments: list[str]) -> str | None:
     if arguments not in (["--version"], ["info"], ["info", "--json"]):
         needed = 'pip install "typer>=0.15" "rich>=13"'
         return f"the command tensorbed needs typer and rich for all but info and --version: {needed}"
+    from tensorbed._version import __version__
+    from tensorbed.info import info
+
+    known = f"tensorbed {__version__}" if arguments == ["--version"] else str(info())
+    if "--json" in arguments:
+        known = json.dumps(info().as_dict(), indent=2)
     try:
-        sys.stdout.write(f"{_known(arguments)}\n")
+        sys.stdout.write(f"{known}\n")
         sys.stdout.flush()
     except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python tries again at its end
         return f"tensorbed: standard output cannot be written: {error.strerror}"
     return None
-
-
-def _known(arguments: list[str]) -> str:
-    from tensorbed._version import __version__
-    from tensorbed.info import info
-
-    if arguments == ["--version"]:
-        return f"tensorbed {__version__}"
-    facts = info()
-    return json.dumps(facts.as_dict(), indent=2) if "--json" in arguments else str(facts)
 
 
 if __name__ == "__main__":

@@ -21,12 +21,7 @@ class Adapter(Protocol):
 
 
 # By the module that defines a library's base class for models; called where such a model is met.
-_ADAPTERS: dict[str, Callable[[], Adapter]] = {}
-
-
-def register_adapter(module: str, adapter: Callable[[], Adapter]) -> None:
-    """Have models whose base class is of that module looked after."""
-    _ADAPTERS[module] = adapter
+ADAPTERS: dict[str, Callable[[], Adapter]] = {}
 
 
 def check_layers(model: nn.Module, layers: Iterable[StructuredTable]) -> None:
@@ -45,10 +40,7 @@ def tell(model: nn.Module) -> None:
 
 def _outermost(model: nn.Module) -> list[tuple[nn.Module, Callable[[], Adapter]]]:
     """Models of other libraries that are not parts of others, with their adapter."""
-    known = [(module, adapter) for module in model.modules() if (adapter := _adapter(module)) is not None]
-    inside = {id(part) for module, _ in known for part in module.modules() if part is not module}
-    return [(module, adapter) for module, adapter in known if id(module) not in inside]
-
-
-def _adapter(module: nn.Module) -> Callable[[], Adapter] | None:
-    return next((_ADAPTERS[c.__module__] for c in type(module).__mro__ if c.__module__ in _ADAPTERS), None)
+    bases = [(module, base.__module__) for module in model.modules() for base in reversed(type(module).__mro__)]
+    known = {module: ADAPTERS[base] for module, base in bases if base in ADAPTERS}
+    inside = {part for module in known for part in module.modules() if part is not module}
+    return [(module, adapter) for module, adapter in known.items() if module not in inside]

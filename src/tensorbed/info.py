@@ -12,9 +12,7 @@ import torch
 from tensorbed._version import __version__
 from tensorbed.backends import native
 
-__all__ = ["Info", "Kernels", "info"]
-
-REMEDY = 'install a C++ compiler and run "pip install --force-reinstall --no-deps ." to get them'
+_REMEDY = 'install a C++ compiler and run "pip install --force-reinstall --no-deps ." to get them'
 
 
 @dataclass(frozen=True)
@@ -33,7 +31,7 @@ class Kernels:
         if not self.available:
             line = f"pure Python (no compiled extension: {self.reason})"
             # For other reasons a compiler is no remedy.
-            return f"{line}; {REMEDY}" if self.reason == native.NOT_BUILT else line
+            return f"{line}; {_REMEDY}" if self.reason == native.NOT_BUILT else line
         threads = "OpenMP" if self.openmp else "one thread (built without OpenMP)"
         return f"compiled, {self.isa} (of {', '.join(self.isas)}), {threads}, nanobind {self.nanobind}"
 
@@ -55,33 +53,18 @@ class Info:
         return asdict(self)
 
     def __str__(self) -> str:
-        return "\n".join(
-            (
-                f"tensorbed: {self.tensorbed}",
-                f"torch: {self.torch}",
-                f"python: {self.python}, {self.platform}",
-                f"threads: {self.threads} (of {self.cpus} CPUs)",
-                f"kernels: {self.kernels}",
-            )
+        return (
+            f"tensorbed: {self.tensorbed}\ntorch: {self.torch}\npython: {self.python}, {self.platform}\n"
+            f"threads: {self.threads} (of {self.cpus} CPUs)\nkernels: {self.kernels}"
         )
-
-
-def _kernels() -> Kernels:
-    module = native.module
-    if module is None:
-        return Kernels(False, native.reason)
-    return Kernels(
-        True,
-        isa=module.isa,
-        isas=tuple(module.isas),
-        openmp=module.openmp,
-        nanobind=module.nanobind,
-        file=module.__file__ or "",
-    )
 
 
 def info() -> Info:
     """The versions, the threads and the kernels in use."""
+    kernels, module = Kernels(False, native.reason), native.module
+    if module is not None:
+        built = {"isa": module.isa, "isas": tuple(module.isas), "openmp": module.openmp, "nanobind": module.nanobind}
+        kernels = Kernels(True, file=module.__file__ or "", **built)
     return Info(
         tensorbed=__version__,
         torch=torch.__version__,
@@ -89,5 +72,5 @@ def info() -> Info:
         platform=f"{platform.system()} {platform.machine()}",
         threads=torch.get_num_threads(),
         cpus=os.cpu_count() or 1,
-        kernels=_kernels(),
+        kernels=kernels,
     )

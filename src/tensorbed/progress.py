@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -67,32 +67,29 @@ class _Tasks(threading.local):
     def show(self) -> None:
         """Called at every step: draw or write if it is time for it."""
         now = time.monotonic()
-        if _is_terminal():
+        if sys.stderr is not None and sys.stderr.isatty():
             begin = min(task.begin for task in self.all if task.total)
             if now - begin > _PATIENCE and now - self.shown > _PAUSE:
                 _write(f"\r\033[K{self._bar(now)}")
                 self.shown, self.is_drawn = now, True
         elif now - self.shown >= _SILENCE:
-            _write(f"{self._line(now)}\n")
+            told, place = self._told()
+            _write(", ".join(filter(None, [*map(str, told), told[place].left(now)])) + "\n")
             self.shown = now
 
     def _told(self) -> tuple[list[_Task], int]:
-        """What is worth telling, and the place in it of the one whose bar is drawn.
-
-        That is the outermost with several steps: its bar runs once, while those inside begin again and again.
-        """
+        """What is worth telling, and the place in it of the outermost with several steps: its bar runs once."""
         told = [task for task in self.all if task.total != 1 or task is self.all[-1]]
         return told, next((place for place, task in enumerate(told) if task.total > 1), len(told) - 1)
 
     def _bar(self, now: float) -> str:
-        """One line of the terminal, since what has two cannot be wiped.
-
-        Where it is narrow the bar is shorter, then what is inside is cut, then the beginning of the name.
-        """
-        (told, place), room = self._told(), _columns() - 1
+        """One line of the terminal, since what has two cannot be wiped; where it is narrow, shorter."""
+        (told, place), room = self._told(), _COLUMNS - 1
+        with suppress(OSError, ValueError, AttributeError):
+            room = (os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS) - 1
         task = told[place]
         before = ", ".join([*map(str, told[:place]), printable(task.label)])
-        count = "  ".join(part for part in (f"{task.done} of {task.total}", task.left(now)) if part)
+        count = "  ".join(filter(None, (f"{task.done} of {task.total}", task.left(now))))
         inside = ", ".join(map(str, told[place + 1 :]))
         space = room - len(count) - 4
         width = next((width for width in _WIDTHS if width + len(before) + len(inside) + 2 <= space), _WIDTHS[-1])
@@ -101,11 +98,6 @@ class _Tasks(threading.local):
         filled = width * task.done // task.total
         drawn = f"{before}  {'█' * filled}{'░' * (width - filled)}  {count}  {inside}".rstrip()
         return drawn if len(drawn) <= room else f"{drawn[: room - 3]}..."
-
-    def _line(self, now: float) -> str:
-        told, place = self._told()
-        left = told[place].left(now)
-        return ", ".join([*map(str, told), *([left] if left else [])])
 
 
 _TASKS = _Tasks()
@@ -127,15 +119,8 @@ def track(steps: Collection[T], label: str) -> Iterator[T]:
 @contextmanager
 def about(name: str) -> Iterator[None]:
     """Say what the steps inside are about, a table by its name; nothing when there is no name."""
-    if not name:
+    with _TASKS.within(_Task(name)) if name else nullcontext():
         yield
-        return
-    with _TASKS.within(_Task(name)):
-        yield
-
-
-def _is_terminal() -> bool:
-    return sys.stderr is not None and sys.stderr.isatty()
 
 
 def _write(text: str) -> None:
@@ -144,9 +129,3 @@ def _write(text: str) -> None:
         with suppress(OSError, ValueError):
             sys.stderr.write(text)
             sys.stderr.flush()
-
-
-def _columns() -> int:
-    with suppress(OSError, ValueError, AttributeError):
-        return os.get_terminal_size(sys.stderr.fileno()).columns or _COLUMNS
-    return _COLUMNS

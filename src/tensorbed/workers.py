@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from threading import Barrier
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -61,37 +60,34 @@ def crowded() -> bool:
     return (time.perf_counter() - begin) / tries > max(2 * alone, 1e-4)
 
 
-class Workers:
+class Workers(ThreadPoolExecutor):
     """``with Workers() as workers: workers.map(function, pieces)``: a thread for each core that torch may use."""
 
     def __init__(self) -> None:
-        self._inside = torch.get_num_threads()  # each operation of the calling thread
-        self._count = _allowed.get() or self._inside
-
-    def __enter__(self) -> Self:
-        self._ready = Barrier(self._count + 1)
-        self._pool = ThreadPoolExecutor(self._count, "tensorbed")
-        self._started = [self._pool.submit(self._start) for _ in range(self._count)]
-        self._ready.wait()
+        inside = torch.get_num_threads()  # each operation of the calling thread
+        count = _allowed.get() or inside
+        super().__init__(count, "tensorbed")
+        ready = Barrier(count + 1)
+        for _ in range(count):
+            self.submit(_start, ready)
+        ready.wait()
         # Each thread has a number of its own, but the last one set is that of threads to come, which are not ours.
-        torch.set_num_threads(self._inside)
-        return self
+        torch.set_num_threads(inside)
 
-    def _start(self) -> None:
-        torch.get_num_threads()  # a thread takes the common number when it first asks: after this it keeps its own
-        torch.set_num_threads(1)
-        self._ready.wait()
+    def __exit__(self, *raised: object) -> None:
+        self.shutdown(cancel_futures=True)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._pool.shutdown(cancel_futures=True)
-
-    def map(self, function: Callable[[T], R], pieces: Iterable[T]) -> list[R]:
+    def map(self, function: Callable[[T], R], pieces: Iterable[T]) -> list[R]:  # type: ignore[override]
         """The results in the order of the pieces."""
 
         def without_gradients(piece: T) -> R:
             with torch.no_grad():  # which is a setting of each thread
                 return function(piece)
 
-        return list(self._pool.map(without_gradients, pieces))
+        return list(super().map(without_gradients, pieces))
+
+
+def _start(ready: Barrier) -> None:
+    torch.get_num_threads()  # a thread takes the common number when it first asks: after this it keeps its own
+    torch.set_num_threads(1)
+    ready.wait()

@@ -15,7 +15,7 @@ from tiny import FORMATS, GROUPED, ROWS, compressed, ids, logits, reloaded
 
 import tensorbed as tb
 from tensorbed.integrations.transformers import TensorbedConfig
-from tensorbed.integrations.transformers.checksums import check_files
+from tensorbed.integrations.transformers.config import check_files
 
 ENTRY = "tensorbed.checksums"
 

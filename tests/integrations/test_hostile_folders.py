@@ -274,7 +274,7 @@ def test_a_folder_that_appears_meanwhile_is_not_replaced(models, tmp_path, monke
         (out / "mine").touch()
         return load(folder, dtype)
 
-    monkeypatch.setattr("tensorbed.integrations.transformers.compressing.load_model", slow)
+    monkeypatch.setattr("tensorbed.integrations.transformers.folders.load_model", slow)
     assert "exists already" in refused("compress", models / "bert", out, *INT8)
     assert os.listdir(out) == ["mine"]
     assert os.listdir(tmp_path) == ["out"]

@@ -82,7 +82,7 @@ def test_the_expected_size_is_that_of_the_result(made, tmp_path, format, ratio, 
     model, _ = load_model(opened(made / "llama"))
     weights, _ = found_tables(model, format or tb.Dense(), **where)
     where["untie"] = where.pop("tied") == "untie"
-    expected = compressing.ExpectedSize.of(model, weights, format, ratio, None, where["untie"])
+    expected = compressing.expected_size(model, weights, format, ratio, None, where["untie"])
     done = compressing.compress_folder(made / "llama", tmp_path / "out", format, ratio=ratio, **where)
     header = 6000  # names and checksums, which a small file has many of
     slack = 1.0 if format is not None else 0.5  # a plan may find something that is smaller than it has to be

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
-from collections import Counter
+from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,6 @@ from tensorbed._version import __version__
 from tensorbed.checks import require_number
 from tensorbed.cli import terminal
 from tensorbed.cli.inspection import inspect as look_into
-from tensorbed.cli.refusals import OneLineErrors
 from tensorbed.compress.budgets import DEFAULT_RATIO, parsed_bytes
 from tensorbed.compress.finding import MIN_ROWS
 from tensorbed.compress.planning import plan as make_plan
@@ -34,8 +33,7 @@ __all__ = ["app"]
 _SIZE = re.compile(r"(\d+)[x*](\d+)", re.IGNORECASE)
 _DIGITS = 1000  # of a size; Python makes no number of very many
 
-
-app = typer.Typer(cls=OneLineErrors, no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
+app = typer.Typer(cls=terminal.OneLineErrors, no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, for programs.")]
 Ratio = Annotated[float | None, typer.Option(help="How many times smaller the tables shall be, all together.")]
@@ -43,23 +41,14 @@ Budget = Annotated[str | None, typer.Option(help="Or the bytes that all tables m
 MinRows = Annotated[int, typer.Option(min=1, help="Tables with fewer rows stay as they are.")]
 Skip = Annotated[list[str] | None, typer.Option(metavar="PATTERN", help="Tables to leave alone; may be repeated.")]
 
-
 _MODEL = "A folder of transformers' save_pretrained, or owner/name of a model of the Hugging Face Hub."
-
 
 _AUTO = "auto"
 _SPELLINGS = {name: spelling for format in formats() for name, spelling in format.spellings().items()}
 _Name = StrEnum("_Name", [*_SPELLINGS, _AUTO])  # type: ignore[misc]  # known when the command runs
 _DEFAULT = _Name(_AUTO)
 _NAMES = "; ".join([*(f"{name}: {spelling.help}" for name, spelling in _SPELLINGS.items()), "auto: by measured error."])
-
-
-class _Dtype(StrEnum):
-    """Of weights, as torch names them."""
-
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
+_Dtype = StrEnum("_Dtype", ["float32", "bfloat16", "float16"])  # as torch names them
 
 
 def _say_version(wanted: bool) -> None:
@@ -105,7 +94,7 @@ def inspect(
         _integration()
     found = look_into(folder)
     if as_json:
-        _print_json(found.to_dict())
+        _print_json(asdict(found))
         return
     terminal.show_inspection(found)
     if folder.is_dir() and any(one.possible for one in found.layers):
@@ -156,8 +145,7 @@ def plan(
 def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
     """Sizes by what they were written as, with a number where that was said before."""
     found: dict[str, tuple[int, int]] = {}
-    said: Counter[str] = Counter()
-    for text in texts:
+    for place, text in enumerate(texts):
         match = _SIZE.fullmatch(text)
         if match is None:
             raise typer.BadParameter(
@@ -166,8 +154,8 @@ def _tables(texts: list[str]) -> dict[str, tuple[int, int]]:
             )
         if len(text) > _DIGITS:
             raise ValueError(f"{text[:20]}...: {len(text)} characters are a table of more numbers than one can have.")
-        said[text] += 1
-        found[text if said[text] == 1 else f"{text} ({said[text]})"] = (int(match[1]), int(match[2]))
+        before = texts[:place].count(text)
+        found[f"{text} ({before + 1})" if before else text] = (int(match[1]), int(match[2]))
     return found
 
 
@@ -187,8 +175,7 @@ def compress(
         typer.Option(metavar="FILE", help="Texts, one a line, that the model reads: errors are weighed as met there."),
     ] = None,
     dtype: Annotated[
-        _Dtype | None,
-        typer.Option(help="Of the weights that stay dense; that of MODEL if not said, float32 of GGUF."),
+        _Dtype | None, typer.Option(help="Of the weights that stay dense; that of MODEL if not said, float32 of GGUF.")
     ] = None,
     yes: Annotated[
         bool,
@@ -285,13 +272,9 @@ def verify(
     lines = verifying.read_texts(texts)
     found = verifying.verify_folders(out, _local_folder(against), lines, batch=batch, max_tokens=max_tokens)
     if as_json:
-        _print_json(found.to_dict())
+        _print_json(asdict(found))
     else:
         terminal.show_verified(found)
-    _check(found, min_cosine, max_perplexity_ratio)
-
-
-def _check(found: Any, min_cosine: float | None, max_perplexity_ratio: float | None) -> None:
     # Written so that NaN fails.
     if min_cosine is not None and not found.mean_cosine >= min_cosine:
         raise ValueError(f"the mean cosine is {found.mean_cosine:.6f}, below {min_cosine:g}.")
@@ -308,7 +291,7 @@ def info(as_json: AsJson = False) -> None:
     """Versions, threads, and whether the compiled kernels are in use."""
     facts = collect()
     if as_json:
-        _print_json(facts.as_dict())
+        _print_json(asdict(facts))
     else:
         terminal.say(*str(facts).split("\n"))
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,11 @@ from torch import Tensor, nn
 
 from tensorbed.compress.finding import MIN_ROWS, declared_heads
 from tensorbed.decompose.powers import far_exponent, frobenius, shifted
-from tensorbed.files.checksums import Checksums
-from tensorbed.files.header import FORMAT, opened
-from tensorbed.files.saving import contents_of
+from tensorbed.files.header import FORMAT, Checksums, opened, understood
+from tensorbed.files.saving import fill
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
-from tensorbed.printable import printable
-from tensorbed.structures.explanation import aligned
+from tensorbed.structures import Structure
 from tensorbed.structures.formats import Budget, OutOfReachError
 from tensorbed.structures.registry import formats, plain_format
 
@@ -32,12 +29,7 @@ _WIDTH = 24
 
 @dataclass(frozen=True)
 class Inspected:
-    """One layer. The spectrum is of a sample of its rows, the largest singular value as 1.
-
-    Attributes:
-        possible: of a dense table, formats it may take and the ratios they have.
-        finite: whether every stored number is; else there is neither a spectrum nor a format.
-    """
+    """One layer."""
 
     name: str
     layer: str
@@ -47,9 +39,9 @@ class Inspected:
     bytes: int
     ratio: float
     std: float
-    spectrum: tuple[float, ...]
-    possible: tuple[tuple[str, float], ...] = ()
-    finite: bool = True
+    spectrum: tuple[float, ...]  # of a sample of its rows, the largest singular value as 1
+    possible: tuple[tuple[str, float], ...] = ()  # of a dense table, formats it may take and the ratios they have
+    finite: bool = True  # whether every stored number is; else there is neither a spectrum nor a format
 
     @property
     def bars(self) -> str:
@@ -59,34 +51,11 @@ class Inspected:
 
 @dataclass(frozen=True)
 class Inspection:
-    """All layers of a file or model; ``print`` it."""
+    """All layers of a file or model."""
 
     layers: tuple[Inspected, ...]
     version: int | None = None
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings and lists, for JSON."""
-        return asdict(self)
-
-    def __str__(self) -> str:
-        head = ("layer", "is", "kind", "sizes", "numbers", "MB", "ratio", "std", "spectrum")
-        rows = [
-            (
-                one.name or "(alone)",
-                one.layer,
-                one.kind,
-                one.sizes,
-                f"{one.numbers:,}",
-                f"{one.bytes / 1e6:,.2f}",
-                f"{one.ratio:,.1f}",
-                f"{one.std:.3g}",
-                one.bars,
-            )
-            for one in self.layers
-        ]
-        lines = [*aligned([head, *rows], "<<<<>>>><"), *map(printable, self.remarks())]
-        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
 
     def remarks(self) -> list[str]:
         """What tables could be, and which cannot be anything."""
@@ -98,8 +67,6 @@ class Inspection:
             if not one.finite:
                 lines.append(f"{one.name or '(alone)'} holds NaN or infinite numbers; no format can be fitted to it.")
         return lines
-
-    __repr__ = __str__
 
 
 def inspect(what: nn.Module | str | os.PathLike[str]) -> Inspection:
@@ -113,106 +80,82 @@ def inspect(what: nn.Module | str | os.PathLike[str]) -> Inspection:
         what, _ = folders.load_model(folders.opened(what))
     if isinstance(what, nn.Module):
         return _of_model(what)
-    if (plain := _of_plain_file(Path(what))) is not None:
-        return plain
-    contents = contents_of(what)
-    return Inspection(tuple(_of_layer(name, layer) for name, layer in contents.layers.items()), contents.version)
+    return _of_file(Path(what))
 
 
-def _of_plain_file(path: Path) -> Inspection | None:
-    """What may be tables in a file that others wrote; ``None`` for one of :func:`tensorbed.save`."""
+def _of_file(path: Path) -> Inspection:
     with opened(path) as file:
         header = file.metadata() or {}
         if header.get("format") == FORMAT:
-            return None
+            contents = understood(file, path)
+            fill(contents.layers, contents.read(file))
+            return Inspection(tuple(map(_of_layer, contents.layers, contents.layers.values())), contents.version)
         if Checksums.read(header, path) is not None:
             raise ValueError(f"{path} is of a compressed model; look into its folder, {path.parent}.")
-        found, others = [], 0
-        for name in sorted(file.keys()):
-            part = file.get_slice(name)
-            if _may_be_table(name, part.get_shape(), part.get_dtype()):
-                found.append(_of_tensor(name, file.get_tensor(name)))
-            else:
-                others += 1
+        names = sorted(file.keys())
+        likely = [name for name in names if _may_be_table(name, file.get_slice(name))]
+        found = [_of_dense(name, "tensor", file.get_tensor(name)) for name in likely]
+    others = len(names) - len(likely)
     note = (
         f"{others} other tensors do not look like tables by name and shape; a folder with config.json tells which are."
     )
     return Inspection(tuple(found), notes=(note,))
 
 
-def _may_be_table(name: str, shape: Sequence[int], dtype: str) -> bool:
-    if len(shape) != 2 or shape[0] < MIN_ROWS or not shape[1] or dtype not in ("F64", "F32", "F16", "BF16"):
+def _may_be_table(name: str, stored: Any) -> bool:
+    shape, is_real = stored.get_shape(), stored.get_dtype() in ("F64", "F32", "F16", "BF16")
+    if not is_real or len(shape) != 2 or shape[0] < MIN_ROWS or not shape[1]:
         return False
-    return shape[0] >= _TALL * shape[1] or "emb" in name.lower()
-
-
-def _of_tensor(name: str, tensor: Tensor) -> Inspected:
-    return replace(_of_dense(name, nn.Embedding.from_pretrained(tensor), tied=False), layer="tensor")
+    return bool(shape[0] >= _TALL * shape[1]) or "emb" in name.lower()
 
 
 def _of_model(model: nn.Module) -> Inspection:
     heads = {id(head) for declared in declared_heads(model).values() for head in declared}
     found = []
-    first: dict[Any, str] = {}  # by identity of what is stored, who has it
+    first: dict[int, str] = {}  # by identity of what is stored, who has it
     for name, module in model.named_modules():
         if isinstance(module, StructuredTable):
-            stored: Any = getattr(module, module.structure.tensors()[0].name)
-        elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)) or (
-            isinstance(module, nn.Linear) and id(module) in heads
-        ):
-            stored = module.weight
-            if stored.shape[0] < MIN_ROWS:
+            stored = getattr(module, module.structure.tensors()[0].name)
+            found.append(_of_layer(name, module, first.setdefault(id(stored), name) != name))
+        elif isinstance(module, (nn.Embedding, nn.EmbeddingBag, nn.Linear)):
+            weight = module.weight
+            if isinstance(module, nn.Linear) and id(module) not in heads:
                 continue
-        else:
-            continue
-        tied = first.setdefault(id(stored), name) != name
-        made = _of_layer(name, module, tied) if isinstance(module, StructuredTable) else _of_dense(name, module, tied)
-        found.append(made)
+            if len(weight) >= MIN_ROWS:
+                tied = first.setdefault(id(weight), name) != name
+                found.append(_of_dense(name, type(module).__name__, weight, tied))
     return Inspection(tuple(found))
 
 
+@torch.no_grad()
 def _of_layer(name: str, layer: StructuredTable, tied: bool = False) -> Inspected:
-    rows = _sampled(layer)
-    finite = all(_is_finite(tensor) for tensor in layer.params().values())
+    params = {key: tensor.detach() for key, tensor in layer.params().items()}
+    rows = layer.structure.lookup(params, _picked(layer.structure.rows, next(iter(params.values())).device), "auto")
+    finite = all(map(_is_finite, params.values()))
     tied = tied or (isinstance(layer, Head) and layer.is_tied)
-    return Inspected(
-        name=name,
-        layer=f"{type(layer).__name__}{' (tied)' if tied else ''}",
-        kind=layer.structure.kind,
-        sizes=layer.structure.summary,
-        numbers=layer._stored_numbers,
-        bytes=layer._stored_bytes,
-        ratio=layer.compression_ratio,
-        std=frobenius(rows) / max(1, rows.numel()) ** 0.5,
-        spectrum=_spectrum(rows) if finite else (),
-        finite=finite,
-    )
+    sizes = {"numbers": layer._stored_numbers, "bytes": layer._stored_bytes, "ratio": layer.compression_ratio}
+    return _inspected(name, type(layer).__name__, tied, layer.structure, rows, finite=finite, **sizes)
 
 
 @torch.no_grad()
-def _of_dense(name: str, module: nn.Module, tied: bool) -> Inspected:
-    weight: Tensor = module.weight  # type: ignore[assignment]
-    budget = Budget(len(weight), weight.shape[1], weight.dtype)
-    plain = plain_format().bind(budget)
-    rows = weight[_picked(len(weight)).to(weight.device)]
+def _of_dense(name: str, kind: str, weight: Tensor, tied: bool = False) -> Inspected:
+    budget, finite = Budget(len(weight), weight.shape[1], weight.dtype), _is_finite(weight)
     possible = []
-    finite = _is_finite(weight)
-    for format in (format for kind in formats() for format in kind.without_training() if finite and not tied):
+    for format in (format for known in formats() for format in known.without_training() if finite and not tied):
         with suppress(OutOfReachError):
             possible.append((repr(format), budget.ratio(format.bind(budget))))
-    return Inspected(
-        name=name,
-        layer=f"{type(module).__name__}{' (tied)' if tied else ''}",
-        kind=plain.kind,
-        sizes=plain.summary,
-        numbers=weight.numel(),
-        bytes=weight.numel() * weight.element_size(),
-        ratio=1.0,
-        std=frobenius(rows) / max(1, rows.numel()) ** 0.5,
-        spectrum=_spectrum(rows) if finite else (),
-        possible=tuple(possible),
-        finite=finite,
-    )
+    rows, plain = weight[_picked(len(weight), weight.device)], plain_format().bind(budget)
+    sizes = {"numbers": weight.numel(), "bytes": weight.nbytes, "ratio": 1.0}
+    return _inspected(name, kind, tied, plain, rows, finite=finite, possible=tuple(possible), **sizes)
+
+
+def _inspected(
+    name: str, layer: str, tied: bool, structure: Structure, rows: Tensor, *, finite: bool, **more: Any
+) -> Inspected:
+    std = frobenius(rows) / max(1, rows.numel()) ** 0.5
+    spectrum = _spectrum(rows) if finite else ()
+    facts = {"kind": structure.kind, "sizes": structure.summary, "std": std, "spectrum": spectrum}
+    return Inspected(name, f"{layer} (tied)" if tied else layer, finite=finite, **facts, **more)
 
 
 def _is_finite(tensor: Tensor) -> bool:
@@ -230,14 +173,7 @@ def _spectrum(rows: Tensor) -> tuple[float, ...]:
     return tuple(float(v) / top if top else 0.0 for v in values[places])
 
 
-def _picked(count: int) -> Tensor:  # -> (n,)
+def _picked(count: int, device: torch.device) -> Tensor:  # -> (n,)
     if count <= _ROWS:
-        return torch.arange(count, device="cpu")
-    return torch.randperm(count, generator=torch.Generator("cpu").manual_seed(0), device="cpu")[:_ROWS]
-
-
-@torch.no_grad()
-def _sampled(layer: StructuredTable) -> Tensor:  # -> (n, cols)
-    params = {name: tensor.detach() for name, tensor in layer.params().items()}
-    device = next(iter(params.values())).device
-    return layer.structure.lookup(params, _picked(layer.structure.rows).to(device), "auto")
+        return torch.arange(count, device=device)
+    return torch.randperm(count, generator=torch.Generator("cpu").manual_seed(0), device="cpu")[:_ROWS].to(device)

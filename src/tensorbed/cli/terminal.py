@@ -1,4 +1,4 @@
-"""What commands have found, in tables for people, and all else that they say.
+"""What commands have found, in tables for people, and all else that they say; what goes wrong, in a line.
 
 Everything goes through :func:`say` or the console here, which show what a file has put into a name or a message and
 never obey it: no control characters, and no markup.
@@ -6,12 +6,12 @@ never obey it: no control characters, and no markup.
 
 from __future__ import annotations
 
+import errno
 import re
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import zip_longest
 from textwrap import wrap
 from typing import Any
@@ -20,12 +20,19 @@ import typer
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
 from tensorbed.printable import printable, shortened
 
 _WIDE = 200  # columns where nobody looks: a file or a pipe
 _NARROW = 18  # of what is broken between words, however narrow the terminal is
 _LONG = 2000  # characters of one line of a message; names in files may have a million
+# typer brings click's exceptions from a copy of its own in some versions: their parent is found at its child.
+_WrongUsage: Any = typer.BadParameter.__mro__[1]
+# What systems say of a disk that is full, or broken, and of a file that is as large as it may be.
+_NOT_WRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+# What the library, torch and the system raise over what they were given; anything else is a fault to be seen.
+_REFUSALS = (ArithmeticError, MemoryError, OSError, RuntimeError, TypeError, ValueError)
 
 
 def say(*lines: str) -> None:
@@ -40,80 +47,99 @@ def complain(message: str) -> None:
 
 
 # The library speaks of arguments, and of names in Python.
-_WORDS = tuple(
-    (re.compile(pattern), words)
-    for pattern, words in (
-        (r"(--[a-z-]+) \(\w+(?:=\w+)?\)", r"\1"),  # says both
-        (r'\bskip=\["([^"]*)"\]', r"--skip \1"),
-        (r"\bskip=(?!\w)", "--skip"),
-        (r'\btied="untie"', "--untie"),
-        (r"\binclude_heads=False", "--no-heads"),
-        (r"\bmin_rows=(?=\d)", "--min-rows "),
-        (r"\bmin_rows\b", "--min-rows"),
-        (r"; if it is a head, name it in a pattern", ""),
-        (r", or give formats= that are smaller", ""),
-        (r"\btb\.QuantizedRows\b", "--format int4"),
-    )
+_WORDS = (
+    (r"(--[a-z-]+) \(\w+(?:=\w+)?\)", r"\1"),  # says both
+    (r'\bskip=\["([^"]*)"\]', r"--skip \1"),
+    (r"\bskip=(?!\w)", "--skip"),
+    (r'\btied="untie"', "--untie"),
+    (r"\binclude_heads=False", "--no-heads"),
+    (r"\bmin_rows=(?=\d)", "--min-rows "),
+    (r"\bmin_rows\b", "--min-rows"),
+    (r"; if it is a head, name it in a pattern", ""),
+    (r", or give formats= that are smaller", ""),
+    (r"\btb\.QuantizedRows\b", "--format int4"),
 )
 
 
 def in_its_words(message: str) -> str:
     """A message of the library with the options of the command in place of arguments."""
     for pattern, words in _WORDS:
-        message = pattern.sub(words, message)
+        message = re.sub(pattern, words, message)
     return message
+
+
+class OneLineErrors(TyperGroup):
+    """Wrong usage ends with exit code 2, what is refused with 1, Ctrl-C with 130, and each with a line that says so."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            complain("tensorbed: interrupted; nothing half-written is left behind.")
+            raise typer.Exit(130) from None  # what shells have for it
+
+    def main(self, *args: Any, **options: Any) -> Any:
+        alone = options.get("standalone_mode", True)
+        try:
+            code = super().main(*args, **{**options, "standalone_mode": False})
+        except _WrongUsage as error:
+            path = error.ctx.command_path if error.ctx else "tensorbed"
+            if said := error.format_message():  # without arguments it was the help, shown by now
+                complain(f"{path}: {said} (see {path} --help)")
+            code = error.exit_code
+        except _REFUSALS as error:
+            said = in_its_words(str(error)) or type(error).__name__
+            # What is written to files is said with the name of the file; without one it was standard output.
+            if isinstance(error, OSError) and error.errno in _NOT_WRITTEN and error.filename is None:
+                said = f"standard output cannot be written: {error.strerror}"
+            complain(f"tensorbed: {said}")
+            code = 1
+        except SystemExit as error:
+            # typer and rich end in silence where nobody reads any more.
+            if isinstance(error.__context__, BrokenPipeError):
+                complain("tensorbed: the output was closed before all of it was read.")
+            code = error.code
+        if alone:
+            sys.exit(code)
+        return code
 
 
 class _Console(Console):
     """Strings are shown as they are."""
 
+    def __init__(self) -> None:
+        width = None if sys.stdout.isatty() else _WIDE
+        super().__init__(markup=False, emoji=False, highlight=False, soft_wrap=False, width=width)
+
     def render_str(self, text: str, **options: Any) -> Text:
         return super().render_str(printable(text), **options)
 
+    def table(self, sides: str, *rows: Sequence[str], wraps: str = "", bold: int = 0) -> None:
+        """Rows of cells under a head, each column to its side, ``<`` or ``>``; the first has names, which never break.
 
-def _console() -> Console:
-    width = None if sys.stdout.isatty() else _WIDE
-    return _Console(markup=False, emoji=False, highlight=False, soft_wrap=False, width=width)
-
-
-@dataclass
-class _Table:
-    """Rows of cells under a head, each column to its side, ``<`` or ``>``; the first has names.
-
-    A name is never broken. Where a table is wider than the terminal names have lines of their own, and the column that
-    is called ``wraps`` is broken between words.
-    """
-
-    head: Sequence[str]
-    sides: str
-    wraps: str = ""
-    rows: list[tuple[Sequence[str], str]] = field(default_factory=list)  # and their style
-
-    def add(self, *cells: str, style: str = "") -> None:
-        self.rows.append((cells, style))
-
-    def show(self, console: Console) -> None:
-        rows = [([printable(cell) for cell in cells], style) for cells, style in [(self.head, "bold"), *self.rows]]
-        columns = list(zip(*(cells for cells, _ in rows), strict=True))
-        widths = [max(map(cell_len, column)) for column in columns]
-        apart = sum(widths) + 2 * len(widths) > console.width + 2
-        if apart and self.wraps:
-            place = self.head.index(self.wraps)
+        Where a table is wider than the terminal names have lines of their own, and the column that is called ``wraps``
+        is broken between words. The head is ``bold``, and one more row may be.
+        """
+        cells = [[printable(cell) for cell in row] for row in rows]
+        widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+        apart = sum(widths) + 2 * len(widths) > self.width + 2
+        if apart and wraps:
+            place = rows[0].index(wraps)
             others = sum(widths[1:]) - widths[place] + 2 * len(widths)
-            widths[place] = max(_NARROW, min(widths[place], console.width - others))
-        for cells, style in rows:
-            lines = self._lines(cells, widths) if not apart else _under(cells[0], self._lines(cells[1:], widths[1:]))
+            widths[place] = max(_NARROW, min(widths[place], self.width - others))
+        for number, row in enumerate(cells):
+            lines = _under(row[0], _lines(row[1:], sides[1:], widths[1:])) if apart else _lines(row, sides, widths)
             for line in lines:
-                console.print(line, style=style or None, soft_wrap=True)
+                self.print(line, style="bold" if number in (0, bold % len(rows)) else None, soft_wrap=True)
 
-    def _lines(self, cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-        """Of the last columns."""
-        parts = [
-            [cell] if cell_len(cell) <= width else wrap(cell, width, break_long_words=False, break_on_hyphens=False)
-            for cell, width in zip(cells, widths, strict=True)
-        ]
-        sides = self.sides[-len(cells) :]
-        return ["  ".join(map(_padded, line, sides, widths)).rstrip() for line in zip_longest(*parts, fillvalue="")]
+
+def _lines(cells: Sequence[str], sides: str, widths: Sequence[int]) -> list[str]:
+    """Of one row."""
+    parts = [
+        [cell] if cell_len(cell) <= width else wrap(cell, width, break_long_words=False, break_on_hyphens=False)
+        for cell, width in zip(cells, widths, strict=True)
+    ]
+    return ["  ".join(map(_padded, line, sides, widths)).rstrip() for line in zip_longest(*parts, fillvalue="")]
 
 
 def _under(name: str, lines: Sequence[str]) -> list[str]:
@@ -130,24 +156,18 @@ def _padded(cell: str, side: str, width: int) -> str:
 
 def show_plan(plan: Any, more_notes: Sequence[str]) -> None:
     """A :class:`Plan`."""
-    console = _console()
-    head, *rows, total = plan.cells()
-    table = _Table(head, "<<<>>>", wraps="format")
-    for row in rows:
-        table.add(*row)
-    table.add(*total, style="bold")
-    table.show(console)
+    console = _Console()
+    console.table("<<<>>>", *plan.cells(), wraps="format", bold=-1)
     _show_notes(console, (*plan.notes, *more_notes))
 
 
 def show_inspection(inspection: Any) -> None:
     """An :class:`Inspection`."""
-    console = _console()
-    table = _Table(("layer", "is", "MB", "ratio", "std", "spectrum"), "<<>>><", wraps="is")
+    console, rows = _Console(), [("layer", "is", "MB", "ratio", "std", "spectrum")]
     for one in inspection.layers:
-        numbers = (f"{one.ratio:,.1f}", f"{one.std:.3g}", one.bars)
-        table.add(one.name or "(alone)", f"{one.layer}, {one.kind} {one.sizes}", _megabytes(one.bytes), *numbers)
-    table.show(console)
+        numbers = (_megabytes(one.bytes), f"{one.ratio:,.1f}", f"{one.std:.3g}", one.bars)
+        rows.append((one.name or "(alone)", f"{one.layer}, {one.kind} {one.sizes}", *numbers))
+    console.table("<<>>><", *rows, wraps="is")
     for remark in inspection.remarks():
         console.print(remark)
     _show_notes(console, inspection.notes)
@@ -161,20 +181,17 @@ def _show_notes(console: Console, notes: Iterable[str]) -> None:
 
 def show_compressed(done: Any) -> None:
     """A :class:`CompressedFolder`, and what to do next."""
-    report, console = done.report, _console()
-    table = _Table(("table", "size", "format", "MB before", "after", "ratio", "fit error"), "<<<>>>>", wraps="format")
+    report, console = done.report, _Console()
+    rows = [("table", "size", "format", "MB before", "after", "ratio", "fit error")]
     if done.unpacked is not None:
-        sizes = (_megabytes(done.disk_before), _megabytes(done.unpacked), _times(done.disk_before, done.unpacked), "")
-        table.add("unpacked from GGUF", "", done.dtype, *sizes)
+        rows.append(("unpacked from GGUF", "", done.dtype, *_sizes(done.disk_before, done.unpacked), ""))
     for e in report.entries:
+        sizes = (_megabytes(e.bytes_before), _megabytes(e.bytes_after), f"{e.ratio:,.1f}")
         error = "-" if e.error is None else f"{e.error:.3f}"
-        sizes = (_megabytes(e.bytes_before), _megabytes(e.bytes_after), f"{e.ratio:,.1f}", error)
-        table.add(" = ".join(e.names), f"{e.rows:,} x {e.cols:,}", e.format, *sizes)
-    sizes = (_megabytes(report.bytes_before), _megabytes(report.bytes_after), f"{report.ratio:,.2f}", "")
-    table.add("whole model", "", "", *sizes, style="bold")
-    sizes = (_megabytes(done.disk_before), _megabytes(done.disk_after), _times(done.disk_before, done.disk_after), "")
-    table.add("weights on disk", "", "", *sizes)
-    table.show(console)
+        rows.append((" = ".join(e.names), f"{e.rows:,} x {e.cols:,}", e.format, *sizes, error))
+    rows.append(("whole model", "", "", *_sizes(report.bytes_before, report.bytes_after), ""))
+    rows.append(("weights on disk", "", "", *_sizes(done.disk_before, done.disk_after), ""))
+    console.table("<<<>>>>", *rows, wraps="format", bold=-2)
     for name, reason in report.left.items():
         console.print(f"left as it was: {name}, {in_its_words(reason)}", style="dim")
     out, source = shlex.quote(str(done.out)), shlex.quote(str(done.source))
@@ -189,24 +206,22 @@ def show_compressed(done: Any) -> None:
 
 def show_verified(found: Any) -> None:
     """A :class:`Verification`."""
-    console, perplexity = _console(), found.perplexity
+    console, perplexity = _Console(), found.perplexity
     cut = f", {found.cut} of them cut" if found.cut else ""
     console.print(f"{found.texts:,} texts{cut}, {found.tokens:,} tokens")
-    table = _Table(("", "mean", "worst"), "<>>")
-    table.add(f"cosine of {found.outputs}", f"{found.mean_cosine:.5f}", f"{found.worst_cosine:.5f}")
-    table.show(console)
+    cosines = (f"cosine of {found.outputs}", f"{found.mean_cosine:.5f}", f"{found.worst_cosine:.5f}")
+    console.table("<>>", ("", "mean", "worst"), cosines)
     console.print(f"worst: {found.worst_text[:100]}", style="dim")
     if perplexity is not None:
         console.print()
-        table = _Table(("", "before", "after", "ratio"), "<>>>")
         numbers = (f"{perplexity.before:,.3f}", f"{perplexity.after:,.3f}", f"{perplexity.ratio:.4f}")
-        table.add(f"perplexity over {perplexity.tokens:,} tokens", *numbers)
-        table.show(console)
+        name = f"perplexity over {perplexity.tokens:,} tokens"
+        console.table("<>>>", ("", "before", "after", "ratio"), (name, *numbers))
     _show_notes(console, found.notes)
 
 
-def _times(before: int, after: int) -> str:
-    return f"{before / max(1, after):,.2f}"
+def _sizes(before: int, after: int) -> tuple[str, str, str]:
+    return _megabytes(before), _megabytes(after), f"{before / max(1, after):,.2f}"
 
 
 def _megabytes(count: int) -> str:

@@ -11,17 +11,15 @@ import torch
 from torch import nn
 
 from tensorbed.checks import require_number
-from tensorbed.functional import check_impl
 from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding, check_mode
 from tensorbed.nn.head import Head
 from tensorbed.nn.options import check_options
 from tensorbed.nn.shorthands import TTEmbedding, TTEmbeddingBag, TTHead
 from tensorbed.nn.table import StructuredTable, identity
 from tensorbed.printable import shortened
-from tensorbed.structures import Structure
 from tensorbed.structures.registry import read, registered
 from tensorbed.vocabulary.checks import check_budget
-from tensorbed.vocabulary.head_calls import check_impl as check_head_impl
+from tensorbed.vocabulary.head_calls import check_impl
 
 VERSION = 2  # of descriptions; those of 1 name a layer's other names "same_as"
 
@@ -70,10 +68,9 @@ def described(layer: StructuredTable) -> dict[str, Any]:
         raise TypeError(f"a {type(layer).__name__} has a forward of its own, which a file cannot hold.")
     text, own = layer.structure.text, type(layer.structure)
     known = registered().get(layer.structure.kind)
-    if known is not own and known is not None and known.__qualname__ == own.__qualname__:
-        raise TypeError(
-            f"a {type(layer).__name__} over a {own.__qualname__} that was registered again since; make the layer anew."
-        )
+    if known is not None and known is not own and known.__qualname__ == own.__qualname__:
+        what = f"a {own.__qualname__} that was registered again since; make the layer anew"
+        raise TypeError(f"a {type(layer).__name__} over {what}.")
     if kind is None or text is None or known is not own:
         raise TypeError(f"a {type(layer).__name__} over {layer.structure.kind} cannot be described; register its kind.")
     options = {name: _plain(name, getattr(layer, name)) for name in _options_of(kind)}
@@ -120,10 +117,11 @@ def checked(version: Any, layers: Any, place: str) -> dict[str, dict[str, Any]]:
         )
     if not isinstance(layers, Mapping) or not layers or not all(isinstance(one, Mapping) for one in layers.values()):
         raise ValueError(f"{parts} layers must be descriptions of layers by name, as tensorbed wrote them.")
-    found = {name: {**one, "tied_to": one.get("tied_to")} for name, one in layers.items()}
-    for name, one in found.items():
-        same = one.pop("same_as", name)
-        one["tied_to"] = same if one["tied_to"] is None and same != name else one["tied_to"]
+    found = {}
+    for name, one in layers.items():
+        same, to = one.get("same_as", name), one.get("tied_to")
+        own = {key: value for key, value in one.items() if key != "same_as"}
+        found[name] = {**own, "tied_to": same if to is None and same != name else to}
     for name, one in found.items():
         to = one["tied_to"]
         if to is not None and (not isinstance(to, str) or found.get(to, one)["tied_to"] is not None):
@@ -136,7 +134,7 @@ def rebuilt(description: Mapping[str, Any], device: torch.device | str | None = 
     try:
         kind, dtype = _KINDS[description["layer"]], _DTYPES[description["dtype"]]
         structure, options = read(description["structure"]), dict(description["options"])
-        _check_options(kind, structure, options)
+        _check_options(kind, options)
         layer = kind.__new__(kind)
         layer._set_up(structure, device, dtype, **options)
         if isinstance(layer, Head):
@@ -149,7 +147,7 @@ def rebuilt(description: Mapping[str, Any], device: torch.device | str | None = 
         raise ValueError(f"not a description of a layer that this version knows ({reason}).") from error
 
 
-def _check_options(kind: type[StructuredTable], structure: Structure, options: Mapping[str, Any]) -> None:
+def _check_options(kind: type[StructuredTable], options: Mapping[str, Any]) -> None:
     """As strict as the layer's own constructor: all that it asks, of the type that it asks."""
     needed = set(_options_of(kind))
     if unknown := set(options) - needed - {_OPTIONAL}:
@@ -166,9 +164,7 @@ def _check_options(kind: type[StructuredTable], structure: Structure, options: M
         require_number(options["embed_scale"], "embed_scale", low=-math.inf)
     if issubclass(kind, Head):
         check_budget(options["memory_budget"])
-        check_head_impl(options["impl"])
-    else:
-        check_impl(structure, options["impl"])
+        check_impl(options["impl"])
 
 
 def put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:

@@ -6,28 +6,89 @@ import json
 import os
 import stat
 import warnings
+import zlib
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from tensorbed.checks import frames_in_packages
-from tensorbed.files.checksums import Checksums
+from tensorbed.checks import frames_in_packages, naming
 from tensorbed.files.description import checked, rebuilt
-from tensorbed.files.writing import STORED_AS
+from tensorbed.files.writing import STORED_AS, bytes_in_file
 from tensorbed.nn.head import Head
 from tensorbed.nn.table import StructuredTable
 from tensorbed.printable import short_messages, shortened
 from tensorbed.structures.registry import refuse_constant
 
 FORMAT = "tensorbed"
-_DTYPES = {name: dtype for dtype, name in STORED_AS.items()}
+_CHECKSUMS = "tensorbed.checksums"  # an entry of the header, where other programs may have some too
 # Not of the structure, so that mixed precision may leave them in another floating-point dtype.
 _BESIDES = ("bias", "padding_row")
+
+
+@dataclass(frozen=True)
+class Checksums:
+    """CRC-32 of the description and of each tensor by its name in the file, as hexadecimal digits."""
+
+    description: str
+    tensors: Mapping[str, str]
+
+    @classmethod
+    def of(cls, description: str, tensors: Mapping[str, Tensor]) -> Self:
+        return cls(_of_text(description), {name: _of_tensor(tensor) for name, tensor in tensors.items()})
+
+    @classmethod
+    def read(cls, header: Mapping[str, str], path: object) -> Self | None:
+        """Those in the header of a file; ``None`` where it has none."""
+        if _CHECKSUMS not in header:
+            return None
+        try:
+            entry = json.loads(header[_CHECKSUMS])
+            description, tensors = entry["description"], entry["tensors"]
+            sound = all(isinstance(text, str) for text in (description, *tensors.values()))
+        except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
+            sound = False
+        if not sound:
+            raise ValueError(f"the checksums in {path} cannot be read; the file is damaged.")
+        return cls(description, tensors)
+
+    def entry(self) -> dict[str, str]:
+        """For the header of a file."""
+        return {_CHECKSUMS: json.dumps({"description": self.description, "tensors": self.tensors})}
+
+    def check_description(self, text: str, place: object) -> None:
+        """``ValueError`` for a description that is not the one that was written."""
+        fix = "to change an option, change the layer and save it again"
+        _compare(f"the description in {place}", _of_text(text), self.description, fix)
+
+    def check_tensor(self, name: str, tensor: Tensor, place: object) -> None:
+        """``ValueError`` for a tensor that is not the one that was written under this name."""
+        if name not in self.tensors:
+            raise ValueError(f"{name} in {place} has no checksum, as the other tensors have; the file is damaged.")
+        fix = "if a program has changed the tensor, have it drop the checksums from the header"
+        _compare(f"{name} in {place}", _of_tensor(tensor), self.tensors[name], fix)
+
+
+def _compare(what: str, found: str, written: str, fix: str) -> None:
+    if found != written:
+        raise ValueError(
+            f"{what} is damaged: its checksum is {found}, and {written} was written. Take another copy of the file; "
+            f"{fix}."
+        )
+
+
+def _of_text(text: str) -> str:
+    return f"{zlib.crc32(text.encode()):08x}"
+
+
+def _of_tensor(tensor: Tensor) -> str:
+    """Of dtype and shape, which say what the bytes mean, and the bytes as a file has them."""
+    meaning = zlib.crc32(f"{tensor.dtype} {list(tensor.shape)}".encode())
+    return f"{zlib.crc32(bytes_in_file(tensor), meaning):08x}"
 
 
 class Stored(NamedTuple):
@@ -39,9 +100,7 @@ class Stored(NamedTuple):
 
     @property
     def is_floating_point(self) -> bool:
-        """Whether its numbers are real ones, eight-bit ones too."""
-        known = _DTYPES.get(self.dtype)
-        return self.dtype.startswith(("F", "BF")) if known is None else known.is_floating_point
+        return self.dtype.startswith(("F", "BF"))
 
 
 @dataclass(frozen=True)
@@ -70,10 +129,8 @@ class Contents:
         state = {name: stored[one.at] for name, one in self.tensors.items()}
         for name, layer in self.layers.items():
             own = {spec.name: state[inside(name, spec.name)] for spec in layer.structure.tensors()}
-            try:
+            with naming(f"layer {name!r} in {self.path}"):
                 layer.structure.check_values(own)
-            except ValueError as error:
-                raise ValueError(f"layer {name!r} in {self.path}: {error}") from None
         return state
 
 
@@ -119,13 +176,13 @@ def understood(file: Any, path: Path) -> Contents:
     checksums = Checksums.read(header, path)
     if checksums is not None:
         checksums.check_description(header.get("description", ""), path)
-    description = _description(header, set(file.keys()), path)
+    version, described, aliases = _description(header, set(file.keys()), path)
     tensors: dict[str, Stored] = {}
     for name in file.keys():  # noqa: SIM118
         part = file.get_slice(name)
         tensors[name] = Stored(tuple(part.get_shape()), part.get_dtype(), name)
-    tensors |= {alias: tensors[name] for alias, name in description["aliases"].items()}
-    layers = _layers(description["layers"], description["aliases"], path)
+    tensors |= {alias: tensors[name] for alias, name in aliases.items()}
+    layers = _layers(described, aliases, path)
     for name, layer in layers.items():
         _check_tensors(layer, name, tensors, path)
     shared = {
@@ -137,7 +194,7 @@ def understood(file: Any, path: Path) -> Contents:
         one, other, tied = wrong
         here, there = ("tied", "stored apart") if tied else ("apart", "stored as one")
         raise ValueError(f"{path} describes {one} and {other} as {here}, but they are {there}.")
-    return Contents(path, description["version"], layers, tensors, checksums)
+    return Contents(path, version, layers, tensors, checksums)
 
 
 def differently_shared(
@@ -154,7 +211,10 @@ def differently_shared(
     return None
 
 
-def _description(header: Mapping[str, str], stored: set[str], path: Path) -> dict[str, Any]:
+def _description(
+    header: Mapping[str, str], stored: set[str], path: Path
+) -> tuple[int, dict[str, dict[str, Any]], dict[str, str]]:
+    """Its version, the descriptions of the layers, and which tensor other names are for."""
     place = f"the description in {path}"
     try:
         found = json.loads(header["description"], parse_constant=refuse_constant)
@@ -168,7 +228,7 @@ def _description(header: Mapping[str, str], stored: set[str], path: Path) -> dic
         sound = False
     if not sound:
         raise ValueError(f"{place} has not the parts that it should have: aliases name tensors that are not stored.")
-    return {"version": version, "layers": layers, "aliases": aliases}
+    return version, layers, aliases
 
 
 def _layers(described: Mapping[str, Any], aliases: Mapping[str, str], path: Path) -> dict[str, StructuredTable]:
@@ -177,10 +237,8 @@ def _layers(described: Mapping[str, Any], aliases: Mapping[str, str], path: Path
     alike: dict[Hashable, StructuredTable] = {}  # over the same tensors, the bias too
     for name, description in sorted(described.items(), key=lambda item: item[1]["tied_to"] is not None):
         to, bias = description["tied_to"], inside(name, "bias")
-        try:
+        with naming(f"layer {name!r} in {path}"):
             layer = rebuilt(description)
-        except ValueError as error:
-            raise ValueError(f"layer {name!r} in {path}: {error}") from None
         if to is not None and layers[to].structure != layer.structure:
             raise ValueError(f"{path} ties {name!r} to {to!r}, which is no table of its shape.")
         own = aliases.get(bias, bias) if isinstance(layer, Head) and layer.bias is not None else None

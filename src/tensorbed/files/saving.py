@@ -15,9 +15,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from tensorbed.adapters import check_layers, tell
-from tensorbed.files.checksums import Checksums
 from tensorbed.files.description import VERSION, descriptions, put, tables, take_options
-from tensorbed.files.header import FORMAT, Contents, Stored, differently_shared, inside, opened, understood
+from tensorbed.files.header import FORMAT, Checksums, Contents, differently_shared, inside, opened, understood
 from tensorbed.files.writing import write_tensors
 from tensorbed.nn.embedding import Embedding, EmbeddingBag
 from tensorbed.nn.head import Head
@@ -37,14 +36,11 @@ def save(module: nn.Module, path: str | os.PathLike[str]) -> None:
     layers = tables(module)
     if not layers:
         raise ValueError("nothing here is a layer of tensorbed; compress the model first, or use safetensors itself.")
-    state = _tensors_of(module)
-    stored, aliases = _stored_once(state)
-    _check_ties(layers, aliases)
-    parts = {"version": VERSION, "aliases": aliases, "layers": descriptions(layers)}
-    _check_dtypes(layers)
-    description, tensors = json.dumps(parts, allow_nan=False), _apart(stored)
-    header = {"format": FORMAT, "description": description, **Checksums.of(description, tensors).entry()}
-    _write(Path(path), tensors, header)
+    stored, aliases = _stored_once(_tensors_of(module))
+    _check_layers(layers, aliases)
+    description = json.dumps({"version": VERSION, "aliases": aliases, "layers": descriptions(layers)}, allow_nan=False)
+    header = {"format": FORMAT, "description": description, **Checksums.of(description, stored).entry()}
+    _write(Path(path), stored, header)
 
 
 def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -70,33 +66,28 @@ def _sharing(name: str, tensor: Tensor) -> Hashable:
     """Equal for names of one tensor."""
     if not tensor.numel():
         return name
-    if tensor.is_meta:
-        return id(tensor)
     return (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype, str(tensor.device))
 
 
 def _stored_once(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Tensors by their first name, and for the other names which that is."""
+    """Tensors by their first name, contiguous and none in the memory of another; and other names for them."""
     first: dict[Hashable, str] = {}
-    names = {name: first.setdefault(_sharing(name, tensor), name) for name, tensor in state.items()}
-    stored = {name: state[name] for name, own in names.items() if own == name}
-    return stored, {name: own for name, own in names.items() if own != name}
-
-
-def _apart(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """As safetensors takes them: contiguous, and none in the memory of another, which views may be."""
-    found: dict[str, Tensor] = {}
+    stored: dict[str, Tensor] = {}
+    aliases: dict[str, str] = {}
     taken: set[tuple[int, str]] = set()
-    for name, tensor in stored.items():
+    for name, tensor in state.items():
+        if (own := first.setdefault(_sharing(name, tensor), name)) != name:
+            aliases[name] = own
+            continue
         whole = tensor.detach().resolve_conj().resolve_neg().contiguous()
         place = (whole.untyped_storage().data_ptr(), str(whole.device))
-        found[name] = whole.clone() if place in taken else whole
+        stored[name] = whole.clone() if place in taken else whole
         taken.add(place)
-    return found
+    return stored, aliases
 
 
-def _check_ties(layers: Mapping[str, StructuredTable], aliases: Mapping[str, str]) -> None:
-    """What layers share they share as a whole: a file has no way to say more."""
+def _check_layers(layers: Mapping[str, StructuredTable], aliases: Mapping[str, str]) -> None:
+    """What layers share they share as a whole, and all of one are of its dtype: a file has no way to say more."""
     owners = {
         inside(name, key): (id(layer) if key == "bias" else identity(layer), key)
         for name, layer in layers.items()
@@ -110,16 +101,11 @@ def _check_ties(layers: Mapping[str, StructuredTable], aliases: Mapping[str, str
                 f"{alias} and {name} share their memory, but are not of layers that are tied; tie a head with "
                 "tb.Head.tied_to, use one layer twice, or give each its own numbers."
             )
-
-
-def _check_dtypes(layers: Mapping[str, StructuredTable]) -> None:
     for name, layer in layers.items():
         for spec in layer.structure.tensors():
-            tensor, wanted = getattr(layer, spec.name), spec.dtype or layer._dtype
-            if tensor.dtype != wanted:
-                raise ValueError(
-                    f"{inside(name, spec.name)} is {tensor.dtype}, its layer {wanted}; convert one of them."
-                )
+            found, wanted = getattr(layer, spec.name).dtype, spec.dtype or layer._dtype
+            if found != wanted:
+                raise ValueError(f"{inside(name, spec.name)} is {found}, its layer {wanted}; convert one of them.")
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], header: dict[str, str]) -> None:
@@ -172,26 +158,20 @@ def load(path: str | os.PathLike[str], into: nn.Module | None = None) -> nn.Modu
     with opened(path) as file:
         contents = understood(file, Path(path))
         if into is None:
-            return _alone(file, contents)
+            _check_alone(contents)
+            fill(contents.layers, contents.read(file))
+            return contents.layers[""]
         _check_model(into, contents)
         return _filled(into, contents, contents.read(file))
 
 
-def contents_of(path: str | os.PathLike[str]) -> Contents:
-    """What is in a file, without a model: its version, and its layers with their numbers."""
-    with opened(path) as file:
-        contents = understood(file, Path(path))
-        _fill(contents.layers, contents.read(file))
-        return contents
-
-
-def _fill(layers: Mapping[str, StructuredTable], state: Mapping[str, Tensor]) -> None:
+def fill(layers: Mapping[str, StructuredTable], state: Mapping[str, Tensor]) -> None:
     """Give layers without numbers those of a file."""
     for name, layer in layers.items():
         layer.load_state_dict({key: state[inside(name, key)] for key in layer.state_dict()}, assign=True)
 
 
-def _alone(file: Any, contents: Contents) -> nn.Module:
+def _check_alone(contents: Contents) -> None:
     layers, path = contents.layers, contents.path
     if set(layers) != {""}:
         names = ", ".join(layers)
@@ -199,8 +179,6 @@ def _alone(file: Any, contents: Contents) -> nn.Module:
     own = layers[""].state_dict()
     if set(own) != set(contents.tensors):
         raise ValueError(f"{path} has other tensors than its layer: {_difference(contents.tensors, own)}.")
-    _fill(layers, contents.read(file))
-    return layers[""]
 
 
 def _check_model(model: nn.Module, contents: Contents) -> None:
@@ -219,8 +197,11 @@ def _check_model(model: nn.Module, contents: Contents) -> None:
     for name, layer in layers.items():
         _check_place(name, modules[name], layer, path)
     for name, tensor in kept.items():
-        _check_dtype(name, tensor, contents.tensors[name], path)
-    places = {name: _place(modules[name]) for name in layers}
+        found = contents.tensors[name]
+        if tensor.is_floating_point() != found.is_floating_point and not tensor.is_complex():
+            raise ValueError(f"{path} is of another model: {name} is {found.dtype} there, and here {tensor.dtype}.")
+    here = {name: modules[name] for name in layers}
+    places = {n: identity(one) if isinstance(one, StructuredTable) else id(one.weight) for n, one in here.items()}
     _check_sharing(places, {name: identity(layer) for name, layer in layers.items()}, path)
     shared = {name: _sharing(name, tensor) for name, tensor in kept.items()}
     _check_sharing(shared, {name: contents.tensors[name].at for name in kept}, path)
@@ -237,11 +218,6 @@ def _kept_tensors(model: nn.Module, layers: Iterable[str]) -> dict[str, Tensor]:
     return state
 
 
-def _place(module: nn.Module) -> Hashable:
-    """What is equal for places that are tied."""
-    return identity(module) if isinstance(module, StructuredTable) else id(module.weight)
-
-
 def _check_sharing(model: Mapping[str, Hashable], file: Mapping[str, Hashable], path: Path) -> None:
     if wrong := differently_shared(model, file):
         one, other, in_model = wrong
@@ -253,24 +229,12 @@ def _check_sharing(model: Mapping[str, Hashable], file: Mapping[str, Hashable], 
         raise ValueError(f"{one} and {other} {here} in the model, and in {path} {there}; {fix}.")
 
 
-def _check_dtype(name: str, tensor: Tensor, found: Stored, path: Path) -> None:
-    if tensor.is_floating_point() != found.is_floating_point and not tensor.is_complex():
-        raise ValueError(f"{path} is of another model: {name} is {found.dtype} there, and here {tensor.dtype}.")
-
-
 def _check_place(name: str, old: nn.Module, layer: StructuredTable, path: Path) -> None:
     """What a layer replaces is a table or head of its size."""
-    kinds: dict[type[nn.Module], tuple[type[nn.Module], ...]] = {
-        EmbeddingBag: (nn.EmbeddingBag, EmbeddingBag),
-        Head: (nn.Linear, Head),
-        Embedding: (nn.Embedding, Embedding),
-    }
-    allowed = next(places for kind, places in kinds.items() if isinstance(layer, kind))
+    kinds = ((EmbeddingBag, nn.EmbeddingBag), (Head, nn.Linear), (Embedding, nn.Embedding))
+    allowed = next(kind for kind in kinds if isinstance(layer, kind[0]))
     size = (layer.structure.rows, layer.structure.cols)
-    if isinstance(old, StructuredTable):
-        found = (old.structure.rows, old.structure.cols)
-    else:
-        found = tuple(getattr(getattr(old, "weight", None), "shape", ()))
+    found = tuple(getattr(getattr(old, "weight", None), "shape", ()))
     if not isinstance(old, allowed) or found != size:
         raise ValueError(
             f"{path} is of another model: {name} there is {type(layer).__name__} {size}, here "
@@ -289,7 +253,7 @@ def _filled(model: nn.Module, contents: Contents, state: Mapping[str, Tensor]) -
     new = {name: one for name, one in contents.layers.items() if identity(one) in gone}
     check_layers(model, new.values())
     for name, layer in new.items():
-        _fill({name: layer}, state)
+        fill({name: layer}, state)
         _make_alike(layer, modules[name])
     within = tuple(f"{name}." for name in new)
     copied = {name: tensor for name, tensor in state.items() if not name.startswith(within)}
@@ -316,23 +280,19 @@ def _share_biases(model: nn.Module, contents: Contents) -> None:
     within = tuple(f"{name}." for name in contents.layers)
     held = {one.at: name for name, one in contents.tensors.items() if not name.startswith(within)}
     for name, layer in contents.layers.items():
-        other = (
-            held.get(contents.tensors[inside(name, "bias")].at)
-            if isinstance(layer, Head) and layer.bias is not None
-            else None
-        )
-        if other is not None:
-            model.get_submodule(name).bias = model.get_parameter(other)
+        if isinstance(layer, Head) and layer.bias is not None:
+            other = held.get(contents.tensors[inside(name, "bias")].at)
+            if other is not None:
+                model.get_submodule(name).bias = model.get_parameter(other)
 
 
 def _is_like(old: nn.Module, layer: StructuredTable) -> bool:
     """Whether a layer can take the numbers of another into its own Parameters."""
-    if not isinstance(old, StructuredTable) or old.structure != layer.structure:
-        return False
-    if type(old).forward is not type(layer).forward:
+    if not isinstance(old, StructuredTable) or type(old).forward is not type(layer).forward:
         return False
     own = old.state_dict()
-    return own.keys() == layer.state_dict().keys() and not any(tensor.is_meta for tensor in own.values())
+    same = old.structure == layer.structure and own.keys() == layer.state_dict().keys()
+    return same and not any(tensor.is_meta for tensor in own.values())
 
 
 def _make_alike(layer: StructuredTable, old: nn.Module) -> None:
@@ -341,9 +301,10 @@ def _make_alike(layer: StructuredTable, old: nn.Module) -> None:
     own = next((p for key, p in old.named_parameters() if key != "bias"), None)
     if own is not None and not own.is_meta:
         layer.to(device=own.device, dtype=own.dtype)
+    shares = isinstance(layer, Head) and layer.is_tied
     for key, parameter in layer.named_parameters():
         like = getattr(old, "bias", None) if key == "bias" else own
-        if like is not None and not (isinstance(layer, Head) and layer.is_tied and key != "bias"):
+        if like is not None and (key == "bias" or not shares):
             parameter.requires_grad_(like.requires_grad)
 
 

@@ -52,11 +52,7 @@ def write_tensors(file: BinaryIO, tensors: Mapping[str, Tensor], metadata: Mappi
     for name in names:
         tensor, start = tensors[name], end
         end += tensor.numel() * tensor.element_size()
-        header[name] = {
-            "dtype": STORED_AS[tensor.dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
+        header[name] = {"dtype": STORED_AS[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     if len(text) > _LONGEST_HEADER:

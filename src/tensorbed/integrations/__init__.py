@@ -1,6 +1,6 @@
 """Other libraries. Importing this enters their adapters; the libraries are imported where a model of theirs is met."""
 
-from tensorbed.adapters import Adapter, register_adapter
+from tensorbed.adapters import ADAPTERS, Adapter
 
 
 def _transformers() -> Adapter:
@@ -9,4 +9,4 @@ def _transformers() -> Adapter:
     return transformers
 
 
-register_adapter("transformers.modeling_utils", _transformers)
+ADAPTERS["transformers.modeling_utils"] = _transformers

@@ -40,12 +40,7 @@ Without that import transformers knows no quantization type `tensorbed` and stop
 
 
 def note_on(model: PreTrainedModel, name: str, *, of_sentences: bool = False, source: str | None = None) -> str:
-    """The note for a folder of that name.
-
-    Args:
-        of_sentences: whether it is one of sentence-transformers.
-        source: the model's name on the Hub, where it comes from there.
-    """
+    """The note for a folder of that name, which was made of ``source`` on the Hub."""
     found = tables(model)
     shared = ties(found)
     own = {table: layer for table, layer in found.items() if table not in shared}
@@ -60,15 +55,14 @@ def note_on(model: PreTrainedModel, name: str, *, of_sentences: bool = False, so
         f"{whole / 1e6:,.1f} MB in place of {(whole - kept + dense) / 1e6:,.1f}: {'; '.join(named)}.{made}"
     )
     packages = '".[transformers]"' + (" sentence-transformers" if of_sentences else "")
-    return _TEXT.format(begin=_BEGIN, end=_END, what=what, load=_lines(model, name, of_sentences), packages=packages)
-
-
-def _lines(model: PreTrainedModel, name: str, of_sentences: bool) -> str:
     folder = json.dumps(printable(name), ensure_ascii=False)
     if of_sentences:
-        return f"from sentence_transformers import SentenceTransformer\n\nmodel = SentenceTransformer({folder})"
-    kind = type(model).__name__ if getattr(transformers, type(model).__name__, None) is type(model) else "AutoModel"
-    return f"from transformers import {kind}\n\nmodel = {kind}.from_pretrained({folder})"
+        load = f"from sentence_transformers import SentenceTransformer\n\nmodel = SentenceTransformer({folder})"
+    else:
+        kind = type(model).__name__
+        kind = kind if getattr(transformers, kind, None) is type(model) else "AutoModel"
+        load = f"from transformers import {kind}\n\nmodel = {kind}.from_pretrained({folder})"
+    return _TEXT.format(begin=_BEGIN, end=_END, what=what, load=load, packages=packages)
 
 
 def _plain(name: str) -> str:
@@ -76,12 +70,9 @@ def _plain(name: str) -> str:
 
 
 def write_note(folder: Path, note: str) -> None:
-    """Put a note on top of the card of a folder, or in place of the note that is there; the card stays below.
-
-    Nothing is done where the card is no file.
-    """
+    """Put a note on top of the card of a folder, or in place of the note that is there; the card stays below."""
     card = folder / CARD
-    if card.exists() and not card.is_file():
+    if card.exists() and not card.is_file():  # nothing to be written to
         return
     # As it is, whatever its encoding and its line ends.
     text = card.read_bytes().decode("utf-8", "surrogateescape") if card.exists() else ""

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 
 from tensorbed.compress.budgets import DEFAULT_RATIO, parsed_bytes
@@ -20,18 +19,8 @@ from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables
 from tensorbed.compress.planning import SpoilsHeadsError, plan
 from tensorbed.compress.replacing import compress_
 from tensorbed.compress.report import Plan, Report, why_nothing
+from tensorbed.integrations.transformers import folders
 from tensorbed.integrations.transformers.cards import note_on, write_note
-from tensorbed.integrations.transformers.folders import (
-    Folder,
-    Rest,
-    load_model,
-    load_tokenizer,
-    opened,
-    quiet,
-    refuse_adapter,
-    rest_of,
-    token_limit,
-)
 from tensorbed.integrations.transformers.placing import check_space, check_target, megabytes, put_in_place
 from tensorbed.nn.head import Head
 from tensorbed.progress import track
@@ -40,7 +29,6 @@ from tensorbed.structures.formats import Budget
 from tensorbed.structures.registry import plain_format
 
 _HARMLESS = 0.02  # a fit error that no head is hurt by; 8 bits have less
-_FULL = (errno.ENOSPC, errno.EDQUOT)  # what systems say of a disk without space, or without more for this user
 _WAYS_OUT = (
     "Ask for no smaller tables, give --calibrate FILE with a few hundred lines of typical text, or say --yes if the "
     "model is trained again afterwards."
@@ -50,23 +38,16 @@ _TOKENS = 512  # of a text that the model is calibrated on
 
 @dataclass(frozen=True)
 class CompressedFolder:
-    """What was written, and what the user should know of it.
+    """What was written, and what the user should know of it."""
 
-    Attributes:
-        source: as it was named: a folder, or a model of the Hub.
-        disk_before, disk_after: bytes of the weights on disk.
-        unpacked: of a GGUF file, bytes of its weights as they come out of it, in the dtype that they have then.
-        dtype: of the weights that are not compressed.
-    """
-
-    source: Path
+    source: Path  # as it was named: a folder, or a model of the Hub
     out: Path
     report: Report
-    disk_before: int
+    disk_before: int  # bytes of the weights on disk
     disk_after: int
     notes: tuple[str, ...]
-    unpacked: int | None
-    dtype: str
+    unpacked: int | None  # of a GGUF file, bytes of its weights as they come out of it
+    dtype: str  # of the weights that are not compressed
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, for JSON."""
@@ -96,47 +77,57 @@ def compress_folder(
 
     Args:
         out: written beside itself and put in place when complete; ``force`` replaces one that is there.
-        format: or ``None``, to have a format chosen for each table by :func:`tensorbed.plan` under ``ratio`` or
-            ``budget``, by default at 7 times fewer bytes than float32 takes, or what suits a vocabulary head.
-        calibrate: texts that the model reads, so that formats weigh errors as they are met there; see
-            :func:`tensorbed.compress_`.
-        careful: refuse a ``ratio`` or ``budget`` at which a vocabulary head is likely to be spoilt, where there are no
-            texts to calibrate it with.
+        format: or ``None``, to have one chosen for each table by :func:`tensorbed.plan` under ``ratio`` or ``budget``,
+            by default at 7 times fewer bytes than float32 takes, or what suits a vocabulary head.
+        calibrate: texts that the model reads, so that formats weigh errors as they are met there.
+        careful: refuse a size at which a vocabulary head that is not calibrated is likely to be spoilt.
         dtype: of the model, by default that of its file; ratios are counted from it.
         tell: called with what the user should know before the work begins.
-        hub_name: of the model on the Hub, where ``source`` is its folder in the cache: what is said of it has the name.
+        hub_name: of the model on the Hub, where ``source`` is its folder in the cache.
     """
     source, out = Path(source), Path(out)
     named = source if hub_name is None else Path(hub_name)
-    folder = opened(source)
+    folder = folders.opened(source)
     check_target(out, source, force)
     if folder.is_compressed:
         raise ValueError(f"{named} is compressed already; compress the model it was made of.")
-    refuse_adapter(folder.place)
-    rest = rest_of(folder)
-    model, notes = load_model(folder, dtype)
-    where: Any = {"min_rows": min_rows, "skip": skip, "tied": "untie" if untie else "keep"}
+    folders.refuse_adapter(folder.place)
+    files, notes_on_files = folders.rest_of(folder)
+    model, notes = folders.load_model(folder, dtype)
+    where: Any = {"min_rows": min_rows, "skip": tuple(skip), "tied": "untie" if untie else "keep"}
     where["include_heads"] = include_heads
-    weights, left = found_tables(model, format or plain_format(), **{**where, "skip": tuple(skip)})
+    weights, left = found_tables(model, format or plain_format(), **where)
     if not weights:
         raise ValueError(f"{named}: nothing can be compressed: {why_nothing(left)}")
-    size = ExpectedSize.of(model, weights, format, ratio, budget, untie)
-    check_space(out, size.after + rest.bytes(folder.root))
+    size = expected_size(model, weights, format, ratio, budget, untie)
+    check_space(out, size.after + sum((source / file).stat().st_size for file in files))
     if folder.gguf and tell is not None:
         tell(_note_on_unpacking(folder, out, size, model.dtype))
     # Of a GGUF file it is written anew: whether that can be shall be known before the fit.
-    tokenizer = load_tokenizer(folder) if folder.gguf or calibrate is not None else None
+    tokenizer: Any = folders.load_tokenizer(folder) if folder.gguf or calibrate is not None else None
     read = None if calibrate is None else _reader(folder, tokenizer, calibrate)
-    formats: Formats = format or planned(model, {"ratio": ratio, "budget": budget, **where}, careful, read is not None)
-    notes += formats.notes if isinstance(formats, Plan) else ()
-    _refuse_to_leave_all(formats, named)
+    sizes = {"ratio": ratio, "budget": budget}
+    formats: Formats = format or planned(model, {**sizes, **where}, careful=careful and read is None)
+    if isinstance(formats, Plan):
+        notes += formats.notes
+        if not any(formats.values()):
+            raise ValueError(
+                f"{named}: all tables may stay as they are, they take {megabytes(formats.dense)} and "
+                f"{megabytes(int(formats.allowed))} are allowed; ask for less, --ratio 7 for instance."
+            )
     report = compress_(model, formats, calibrate=read, **where)
-    heads = {e.names[0]: e.error for e in report.entries if any(_is_head(model, name) for name in e.names)}
+    of_heads = [e for e in report.entries if any(isinstance(model.get_submodule(name), Head) for name in e.names)]
+    heads = {entry.names[0]: entry.error for entry in of_heads}
     better = f"tensorbed compress {shlex.quote(str(named))} {shlex.quote(str(out))} --force --format hot"
     notes += _notes_on_heads(heads, formats, calibrate is not None, better)
     check_target(out, source, force)  # again: fits take minutes
-    with put_in_place(out) as part, _naming_the_disk(out):
-        _write(folder, rest, model, tokenizer, part)
+    with put_in_place(out) as part, folders.quiet():
+        for file in files:  # first, so that what the model itself saves prevails
+            (part / file).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / file, part / file)
+        type(model).save_pretrained(model, part / folder.inside)  # its own, without a note on this folder
+        if folder.gguf:
+            tokenizer.save_pretrained(part / folder.inside)
         of_sentences = folder.modules is not None
         write_note(part, note_on(model, out.resolve().name, of_sentences=of_sentences, source=hub_name))
     return CompressedFolder(
@@ -144,59 +135,47 @@ def compress_folder(
         out=out,
         report=report,
         disk_before=folder.weight_bytes,
-        disk_after=opened(out).weight_bytes,
-        notes=(*notes, *rest.notes),
+        disk_after=folders.opened(out).weight_bytes,
+        notes=(*notes, *notes_on_files),
         unpacked=size.before if folder.gguf else None,
         dtype=str(model.dtype).removeprefix("torch."),
     )
 
 
-@dataclass(frozen=True)
-class ExpectedSize:
+class ExpectedSize(NamedTuple):
     """Bytes of a model's weights before it is compressed and, as far as can be told without a fit, after."""
 
     before: int
     after: int
 
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        weights: Sequence[Weight],
-        format: Format | None,
-        ratio: float | None,
-        budget: str | int | None,
-        untie: bool,
-    ) -> Self:
-        """Sizes of a format are known; of one to be chosen, what it has to keep to."""
-        dense = sum(weight.tensor.nbytes for weight in weights)
+
+def expected_size(
+    model: nn.Module,
+    weights: Sequence[Weight],
+    format: Format | None,
+    ratio: float | None,
+    budget: str | int | None,
+    untie: bool,
+) -> ExpectedSize:
+    """Sizes of a format are known; of one to be chosen, what it has to keep to."""
+    dense = kept = after = 0
+    for weight in weights:
+        (rows, cols), dtype, places = weight.tensor.shape, weight.tensor.dtype, weight.places
+        dense += weight.tensor.nbytes
+        inside = {id(module) for module in places.values()}
+        others = (module for module in model.modules() if id(module) not in inside)
+        if any(parameter is weight.tensor for module in others for parameter in module._parameters.values()):
+            kept += weight.tensor.nbytes  # a layer that is not compressed goes on with it, its tie broken
         if format is not None:
-            copies = [len(weight.places) if untie else 1 for weight in weights]
-            after = sum(_bytes(weight, format) * count for weight, count in zip(weights, copies, strict=True))
-        else:
-            fewer = int(dense / (ratio or _default_ratio(model)))
-            after = fewer if budget is None else min(dense, parsed_bytes(budget))
-        before = sum({id(t): t.nbytes for t in model.state_dict(keep_vars=True).values()}.values())
-        kept = sum(weight.tensor.nbytes for weight in weights if _is_held_elsewhere(weight, model))
-        return cls(before, before - dense + kept + after)
+            with suppress(ValueError):  # the fit will say why
+                after += format.bind(Budget(rows, cols, dtype)).bytes(dtype) * (len(places) if untie else 1)
+    if format is None:
+        after = int(dense / (ratio or _default_ratio(model))) if budget is None else min(dense, parsed_bytes(budget))
+    before = sum({id(t): t.nbytes for t in model.state_dict(keep_vars=True).values()}.values())
+    return ExpectedSize(before, before - dense + kept + after)
 
 
-def _is_held_elsewhere(weight: Weight, model: nn.Module) -> bool:
-    """Whether a layer that is not compressed goes on with it, its tie broken."""
-    places = {id(module) for module in weight.places.values()}
-    others = (module for module in model.modules() if id(module) not in places)
-    return any(parameter is weight.tensor for module in others for parameter in module._parameters.values())
-
-
-def _bytes(weight: Weight, format: Format) -> int:
-    (rows, cols), dtype = weight.tensor.shape, weight.tensor.dtype
-    try:
-        return format.bind(Budget(rows, cols, dtype)).bytes(dtype)
-    except ValueError:  # the fit will say why
-        return 0
-
-
-def _note_on_unpacking(folder: Folder, out: Path, size: ExpectedSize, dtype: torch.dtype) -> str:
+def _note_on_unpacking(folder: folders.Folder, out: Path, size: ExpectedSize, dtype: torch.dtype) -> str:
     smaller = ", or about half of that with --dtype bfloat16" if dtype.itemsize > 2 else ""
     return (
         f"{folder.gguf} is unpacked: {megabytes(folder.weight_bytes)} become {megabytes(size.before)} in "
@@ -205,18 +184,10 @@ def _note_on_unpacking(folder: Folder, out: Path, size: ExpectedSize, dtype: tor
     )
 
 
-def _refuse_to_leave_all(formats: Formats, source: Path) -> None:
-    if isinstance(formats, Plan) and not any(formats.values()):
-        raise ValueError(
-            f"{source}: all tables may stay as they are, they take {megabytes(formats.dense)} and "
-            f"{megabytes(int(formats.allowed))} are allowed; ask for less, --ratio 7 for instance."
-        )
-
-
-def _reader(folder: Folder, tokenizer: Any, texts: Sequence[str]) -> Callable[[Any], None]:
+def _reader(folder: folders.Folder, tokenizer: Any, texts: Sequence[str]) -> Callable[[Any], None]:
     """Runs a model on texts, one at a time: what is padded would be counted as used."""
-    with quiet():
-        limit = token_limit(folder, tokenizer, _TOKENS)
+    with folders.quiet():
+        limit = folders.token_limit(folder, tokenizer, _TOKENS)
         ids = tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
 
     def read(model: Any) -> None:
@@ -232,19 +203,12 @@ def _reader(folder: Folder, tokenizer: Any, texts: Sequence[str]) -> Callable[[A
     return read
 
 
-def _is_head(model: nn.Module, name: str) -> bool:
-    return isinstance(model.get_submodule(name), Head)
-
-
 def _default_ratio(model: Any) -> float:
     return DEFAULT_RATIO * float(model.dtype.itemsize) / 4
 
 
-def planned(model: nn.Module, where: Mapping[str, Any], careful: bool, calibrated: bool) -> Plan:
-    """Formats that suit heads where they are small enough; calibrated, others may do.
-
-    Without a ratio or a budget they suit heads whatever they reach.
-    """
+def planned(model: nn.Module, where: Mapping[str, Any], *, careful: bool) -> Plan:
+    """Formats that suit heads, without a ratio or a budget whatever they reach; others where nobody is careful."""
     if where["ratio"] is None and where["budget"] is None:
         try:
             return plan(model, **{**where, "ratio": _default_ratio(model)})
@@ -253,7 +217,7 @@ def planned(model: nn.Module, where: Mapping[str, Any], careful: bool, calibrate
     try:
         return plan(model, **where)
     except SpoilsHeadsError as refusal:
-        if careful and not calibrated:
+        if careful:
             raise ValueError(f"{refusal.reach} {refusal.heads} {_WAYS_OUT}") from None
         return plan(model, **where, careful=False)
 
@@ -262,9 +226,9 @@ def shown_plan(model: nn.Module, where: Mapping[str, Any]) -> tuple[Plan, list[s
     """What :func:`compress_folder` would take, or would if it were told to, and what the errors do not tell."""
     notes = []
     try:
-        found = planned(model, where, careful=True, calibrated=False)
+        found = planned(model, where, careful=True)
     except ValueError as refusal:
-        found = planned(model, where, careful=False, calibrated=False)  # which says itself what is wrong with a size
+        found = planned(model, where, careful=False)  # which says itself what is wrong with a size
         notes.append(f"tensorbed compress refuses this: {refusal}")
     linear = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear)}
     heads = {name: one.error for name, one in found.chosen.items() if id(model.get_submodule(name).weight) in linear}
@@ -290,25 +254,3 @@ def _notes_on_heads(
                 f"lines of typical text: {better_command} --calibrate texts.txt"
             )
     return notes
-
-
-def _write(folder: Folder, rest: Rest, model: Any, tokenizer: Any, part: Path) -> None:
-    """The rest of the folder first, so that what the model itself saves prevails."""
-    rest.copy(folder.root, part)
-    with quiet():
-        type(model).save_pretrained(model, part / folder.inside)  # its own, without a note on this folder
-        if folder.gguf:
-            tokenizer.save_pretrained(part / folder.inside)
-
-
-@contextmanager
-def _naming_the_disk(out: Path) -> Iterator[None]:
-    """Of a disk that is full, say what was to be written to it, and that nothing of it is left."""
-    try:
-        yield
-    except SafetensorError as error:  # which is no OSError, not even of a full disk
-        raise OSError(f"{out} cannot be written, and nothing of it is left: {error}") from error
-    except OSError as error:
-        if error.errno not in _FULL:
-            raise
-        raise OSError(f"{out} cannot be written, and nothing of it is left: {error.strerror}.") from error

@@ -5,12 +5,11 @@ from __future__ import annotations
 import glob
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 from typing import Any, NoReturn
 
 import torch
@@ -20,8 +19,7 @@ from transformers import modeling_gguf_pytorch_utils as gguf
 from transformers.utils import logging
 
 from tensorbed.files.header import check_readable
-from tensorbed.integrations.transformers.config import METHOD, METHOD_IN_FILES
-from tensorbed.integrations.transformers.paths import leads_outside, path_below
+from tensorbed.integrations.transformers.config import METHODS
 from tensorbed.progress import track
 
 # Weights, of any framework, and what indexes them.
@@ -49,21 +47,13 @@ def is_loaded(file: PurePath) -> bool:
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder of ``save_pretrained``, one of sentence-transformers, or one with a GGUF file.
+    """A folder of ``save_pretrained``, one of sentence-transformers, or one with a GGUF file."""
 
-    Attributes:
-        root: as given.
-        inside: where ``config.json`` is, below the root; empty but for some of sentence-transformers.
-        config: what it says; empty for a GGUF, which has its own.
-        gguf: name of that file.
-        modules: folders of sentence-transformers' other modules, ``None`` where there is no ``modules.json``.
-    """
-
-    root: Path
-    inside: str
-    config: dict[str, Any]
-    gguf: str | None = None
-    modules: tuple[str, ...] | None = None
+    root: Path  # as given
+    inside: str  # where config.json is, below the root; empty but for some of sentence-transformers
+    config: dict[str, Any]  # empty for a GGUF, which has its own
+    gguf: str | None = None  # name of that file
+    modules: tuple[str, ...] | None = None  # folders of sentence-transformers' other modules, by modules.json
 
     @property
     def place(self) -> Path:
@@ -73,21 +63,23 @@ class Folder:
     def is_of_module(self, file: PurePath) -> bool:
         """Whether a file below the root is that of another module: the nearest folder of one has it."""
         above = [module for module in (self.inside, *(self.modules or ())) if file.is_relative_to(module)]
-        nearest = max(above, key=lambda module: len(PurePath(module).parts), default=self.inside)
-        return nearest != self.inside
+        return max(above, key=lambda module: len(PurePath(module).parts), default=self.inside) != self.inside
+
+    def leads_to_module(self, place: PurePath) -> bool:
+        """Whether a folder below the root is that of the model or of a module, or on the way to it."""
+        return any(PurePath(module).is_relative_to(place) for module in (self.inside, *(self.modules or ())))
 
     @property
     def is_compressed(self) -> bool:
         quantization = self.config.get("quantization_config")
-        return isinstance(quantization, dict) and quantization.get("quant_method") in (METHOD, METHOD_IN_FILES)
+        return isinstance(quantization, dict) and quantization.get("quant_method") in METHODS
 
     @property
     def weight_bytes(self) -> int:
         """On disk, of the files that are read."""
         for suffix in LOADED:
             files = [file for file in self.place.glob(f"*{suffix}") if is_loaded(PurePath(file.name))]
-            sizes = [file.stat().st_size for file in files if file.is_file()]
-            if sizes:
+            if sizes := [file.stat().st_size for file in files if file.is_file()]:
                 return sum(sizes)
         return 0
 
@@ -103,16 +95,14 @@ def opened(path: str | os.PathLike[str]) -> Folder:
         raise FileNotFoundError(f"there is no folder {root}.{left}")
     first, others = _modules(root)
     place = root / first
-    ggufs = sorted(place.glob("*.gguf"))
-    dense = list(place.glob("*.safetensors")) + list(place.glob("*.bin"))
-    if len(ggufs) == 1 and not dense:
+    ggufs = sorted(file.name for file in place.glob("*.gguf"))
+    if ggufs and not any(place.glob("*.safetensors")) and not any(place.glob("*.bin")):
+        if len(ggufs) > 1:
+            raise ValueError(
+                f"{place} has the model in GGUF files, {some(ggufs)}: choose one, and put it into a folder of its own."
+            )
         refuse_adapter(place)  # for it transformers would load another model, wherever that is
-        return Folder(root, first, {}, ggufs[0].name, others)
-    if ggufs and not dense:
-        raise ValueError(
-            f"{place} has the model in GGUF files, {some([file.name for file in ggufs])}: choose one, and "
-            "put it into a folder of its own."
-        )
+        return Folder(root, first, {}, ggufs[0], others)
     if not (place / "config.json").is_file():
         raise FileNotFoundError(f"{place} is no folder of a transformers model: there is no config.json in it.")
     config = _json(place / "config.json")
@@ -150,11 +140,16 @@ def refuse_adapter(place: Path) -> None:
 
 def _check_weight_paths(place: Path, config: dict[str, Any]) -> None:
     """transformers takes the names of files as they stand, in an index of shards and in a config."""
+    file, others = place / "config.json", config.get("configuration_files")
+    configs = {file: config}  # and those that it names for some versions of transformers to read in its place
+    for name in others if isinstance(others, (list, dict)) else ():
+        other = place / path_below(place, name, file)
+        configs[other] = _json(other) if other.is_file() else {}
     indexes = set(place.glob("*.index.json"))
-    for named_in, one in _configs(place, config):
-        if (explicit := one.get("transformers_weights")) is not None:
-            file = place / path_below(place, explicit, named_in)
-            indexes |= {file} if file.name.endswith(".index.json") else set()
+    for named_in, found in configs.items():
+        if isinstance(found, dict) and (explicit := found.get("transformers_weights")) is not None:
+            weights = place / path_below(place, explicit, named_in)
+            indexes |= {weights} if weights.name.endswith(".index.json") else set()
     for index in indexes:
         try:
             shards = set(_json(index)["weight_map"].values())
@@ -164,16 +159,31 @@ def _check_weight_paths(place: Path, config: dict[str, Any]) -> None:
             path_below(place, shard, index)
 
 
-def _configs(place: Path, config: dict[str, Any]) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The config, and those that it names for some versions of transformers to read in its place."""
-    file = place / "config.json"
-    yield file, config
-    others = config.get("configuration_files")
-    for name in others if isinstance(others, (list, dict)) else ():
-        other = place / path_below(place, name, file)
-        found = _json(other) if other.is_file() else None
-        if isinstance(found, dict):
-            yield other, found
+def path_below(root: Path, path: object, named_in: Path) -> str:
+    """A path that a file names, as ``a/b`` and empty for the root itself; refused where it is not below the root."""
+    # On every system absolute paths, ".." and what Windows takes for either.
+    windows = PureWindowsPath(path if isinstance(path, str) else "/")
+    stays = not windows.anchor and ".." not in windows.parts and not {"\\", "\0"} & set(str(path))
+    if not stays or leads_outside(root, root / str(path)):
+        raise ValueError(
+            f"{named_in} names {path!r}: paths in it stay below {root}, written a/b, without '..' and without links "
+            "that lead out."
+        )
+    below = PurePosixPath(str(path)).as_posix()
+    return "" if below == "." else below
+
+
+def leads_outside(root: Path, path: Path) -> bool:
+    """Whether links make a path under the root one of somewhere else."""
+    home = root.resolve()
+    try:
+        target = path.resolve()
+    except (OSError, RuntimeError):  # a loop of links
+        return True
+    # The cache of Hugging Face has links in models--NAME/snapshots/COMMIT to files in models--NAME/blobs.
+    caches = (folder.parent for folder in home.parents if folder.name == "snapshots")
+    blobs = next((cache / "blobs" for cache in caches if cache.name.startswith("models--")), None)
+    return not target.is_relative_to(home) and target.parent != blobs
 
 
 def _json(file: Path) -> Any:
@@ -204,17 +214,13 @@ def load_model(folder: Folder, dtype: torch.dtype | None = None) -> tuple[PreTra
     with explained(folder), quiet():
         model, found = kind.from_pretrained(folder.place, **options)
     if missing := sorted(found["missing_keys"]):
-        _refuse_drawn_tables(model, missing, folder)
+        words = model.get_input_embeddings()
+        names = [f"{name}.weight" for name, module in model.named_modules(remove_duplicate=False) if module is words]
+        if names and set(names) <= set(missing):  # without its word table it is no model, whatever else was drawn
+            lacking = f"{names[0]}, the table of the model"
+            raise ValueError(f"the weights in {folder.root} have no {lacking}; they are damaged.")
         notes.append(f"tensors that are not in {folder.root} were drawn: {len(missing)}, the first is {missing[0]}.")
     return model.eval(), notes
-
-
-def _refuse_drawn_tables(model: PreTrainedModel, missing: list[str], folder: Folder) -> None:
-    """A model without its word table is no model, whatever else was drawn."""
-    words = model.get_input_embeddings()
-    names = [f"{name}.weight" for name, module in model.named_modules(remove_duplicate=False) if module is words]
-    if words is not None and names and set(names) <= set(missing):
-        raise ValueError(f"the weights in {folder.root} have no {names[0]}, the table of the model; they are damaged.")
 
 
 def load_tokenizer(folder: Folder) -> Any:
@@ -266,45 +272,31 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-@dataclass(frozen=True)
-class Rest:
-    """What a folder has besides the model's weights: files to copy, below its root, and what stays behind and why."""
+def rest_of(folder: Folder) -> tuple[list[PurePath], list[str]]:
+    """Files to copy besides the model's weights, below the root, and notes on what stays behind and why.
 
-    files: tuple[PurePath, ...]
-    notes: tuple[str, ...]
-
-    def bytes(self, root: Path) -> int:
-        return sum((root / file).stat().st_size for file in self.files)
-
-    def copy(self, root: Path, to: Path) -> None:
-        for file in self.files:
-            (to / file).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(root / file, to / file)
-
-
-def rest_of(folder: Folder) -> Rest:
-    """All files of other modules; of the others those that are neither weights nor large nor in hidden folders.
-
-    Links that lead out of the folder are refused, those of the model's own weights too: what they point to would be
-    in the result.
+    All files of other modules; of the others those that are neither weights nor large nor in hidden folders. Links that
+    lead out of the folder are refused, those of the model's own weights too: what they point to would be in the result.
     """
     files, notes = [], []
     for base, folders, names in os.walk(folder.root, onerror=_raise):
         inside = PurePath(os.path.relpath(base, folder.root))
-        for name in folders:
-            if (Path(base) / name).is_symlink():
-                _check_folder_link(folder, inside / name)
-                notes.append(f"{inside / name} was not copied: it is a link to a folder.")
+        for link in (inside / name for name in folders if (Path(base) / name).is_symlink()):
+            if folder.is_of_module(link) or folder.leads_to_module(link):
+                raise ValueError(f"{link} is a link to a folder, and a module needs it; put the folder itself there.")
+            notes.append(f"{link} was not copied: it is a link to a folder.")
         folders[:] = [name for name in folders if not _is_hidden(folder, inside / name)]
         for file in (inside / name for name in names):
-            if not is_weights(file) or folder.is_of_module(file):
-                why = _why_left(folder, file)
-                notes += [f"{file} was not copied: it is {why}."] if why else []
-                files += [] if why else [file]
+            if is_weights(file) and not folder.is_of_module(file):
+                continue
+            if why := _why_left(folder, file):
+                notes.append(f"{file} was not copied: it is {why}.")
+            else:
+                files.append(file)
     for suffix in (*LOADED, ".index.json"):
         for path in folder.place.glob(f"*{suffix}"):
             _check_file_link(folder, path.relative_to(folder.root))
-    return Rest(tuple(files), tuple(notes))
+    return files, notes
 
 
 def _raise(error: OSError) -> NoReturn:
@@ -313,10 +305,9 @@ def _raise(error: OSError) -> NoReturn:
 
 def _is_hidden(folder: Folder, place: PurePath) -> bool:
     """Unless it is of another module, or on the way to one."""
-    modules = folder.modules or ()
-    named = any(PurePath(module).is_relative_to(place) for module in (folder.inside, *modules))
-    named = named or any(module and place.is_relative_to(module) for module in modules)
-    return (place.name.startswith(".") or place.name == "__pycache__") and not named
+    hidden = place.name.startswith(".") or place.name == "__pycache__"
+    named = any(module and place.is_relative_to(module) for module in folder.modules or ())
+    return hidden and not named and not folder.leads_to_module(place)
 
 
 def _why_left(folder: Folder, file: PurePath) -> str:
@@ -336,13 +327,6 @@ def _check_file_link(folder: Folder, file: PurePath) -> None:
             f"{file} is a link to {os.path.realpath(path)}, outside of {folder.root}; put the file itself there, or "
             "remove the link."
         )
-
-
-def _check_folder_link(folder: Folder, link: PurePath) -> None:
-    """A module that is behind one would be left out."""
-    modules = (folder.inside, *(folder.modules or ()))
-    if folder.is_of_module(link) or any(PurePath(module).is_relative_to(link) for module in modules):
-        raise ValueError(f"{link} is a link to a folder, and a module needs it; put the folder itself there.")
 
 
 def left_of(out: Path) -> Path | None:

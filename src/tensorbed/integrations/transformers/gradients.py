@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from typing import Any
 
@@ -18,17 +18,7 @@ from tensorbed.nn.lazy import LazyTensor, with_numbers
 class Watch:
     """Whether somebody asks for gradients of any of the tensors that have this watch in common."""
 
-    def __init__(self) -> None:
-        self.is_on = False
-
-    @contextmanager
-    def kept(self) -> Iterator[None]:
-        """On for a while."""
-        before, self.is_on = self.is_on, True
-        try:
-            yield
-        finally:
-            self.is_on = before
+    is_on = False
 
 
 class WatchedTensor(LazyTensor):
@@ -65,11 +55,14 @@ def _gradients(
 ) -> tuple[Tensor | None, ...]:
     """``torch.autograd.grad`` with regard to logits, among others."""
     places = [_places(one) if isinstance(one, WatchedTensor) else [with_numbers(one)] for one in inputs]
-    watches = {one._watch for one in inputs if isinstance(one, WatchedTensor)}
-    with ExitStack() as stack:
-        for watch in watches:
-            stack.enter_context(watch.kept())
+    before = {one._watch: one._watch.is_on for one in inputs if isinstance(one, WatchedTensor)}
+    try:
+        for watch in before:
+            watch.is_on = True
         found = iter(torch.autograd.grad(with_numbers(outputs), list(chain(*places)), allow_unused=True, **options))
+    finally:
+        for watch, was_on in before.items():
+            watch.is_on = was_on
     gradients = [_total([next(found) for _ in part]) for part in places]
     if materialize_grads:
         return tuple(torch.zeros_like(one) if g is None else g for one, g in zip(inputs, gradients, strict=True))
@@ -97,14 +90,11 @@ def _total(gradients: Sequence[Tensor | None]) -> Tensor | None:
 def _grad(lazy: WatchedTensor) -> Tensor | None:
     with torch._C.DisableTorchFunctionSubclass():
         held = [lazy.grad] if lazy.retains_grad else []
-    return _total(held if lazy._kept is None else [*held, _gradient_of(lazy._kept)])
-
-
-def _gradient_of(tensor: Tensor) -> Tensor | None:
-    """That of a tensor on the way, which some versions of torch warn about where there is none."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        return tensor.grad
+    if lazy._kept is not None:
+        with warnings.catch_warnings():  # of some versions of torch, about a tensor on the way that has no gradient
+            warnings.simplefilter("ignore", UserWarning)
+            held.append(lazy._kept.grad)
+    return _total(held)
 
 
 def _set_grad(lazy: WatchedTensor, grad: Tensor | None) -> None:

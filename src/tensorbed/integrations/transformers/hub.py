@@ -17,14 +17,13 @@ from tensorbed.printable import shortened
 
 # A name without an owner is more likely that of a folder, misspelt.
 _OWNER_AND_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
-_FIRST_FILES = ("config.json", "modules.json")
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # what huggingface_hub reads, once
 
 
 def local_folder(given: Path) -> Path:
     """The folder that is given or, where there is none and the name could be one of the Hub, that model's folder.
 
-    One that is whole in the cache is taken as it is; others are fetched.
+    One that is whole in the cache is taken as it is, the newest; others are fetched.
     """
     name = given.as_posix()
     if given.exists() or left_of(given) is not None:
@@ -32,11 +31,11 @@ def local_folder(given: Path) -> Path:
     if not _OWNER_AND_NAME.fullmatch(name):
         hint = "" if len(given.parts) > 1 else "; models of the Hugging Face Hub are named owner/name"
         raise FileNotFoundError(f"there is no file or folder {given}{hint}.")
-    cached = _in_cache(name)
-    return _fetched(name) if cached is None else cached
-
-
-def _fetched(name: str) -> Path:
+    for first in ("config.json", "modules.json"):
+        cached = try_to_load_from_cache(name, first)
+        folder = Path(cached).parent if isinstance(cached, str) else None
+        if folder is not None and any(is_loaded(file.relative_to(folder)) for file in folder.rglob("*")):
+            return folder
     with _explained(name):
         files = list_repo_files(name)
     left = unread(files)
@@ -48,27 +47,21 @@ def _fetched(name: str) -> Path:
 @contextmanager
 def _explained(name: str) -> Iterator[None]:
     """Whatever keeps a model from being fetched, in one sentence."""
-    neither = f"there is no folder {name}, and"
-    not_cached = f"there is no folder {name}, the cache of the Hub has no such model, and it cannot be fetched:"
+    not_cached = "the cache of the Hub has no such model, and it cannot be fetched:"
     try:
         yield
+        return
     except GatedRepoError:
-        raise FileNotFoundError(
-            f"{neither} the model of that name is gated: ask for access on its page of the Hub, then log in with "
-            "hf auth login."
-        ) from None
+        access = "ask for access on its page of the Hub, then log in with hf auth login"
+        why = f"and the model of that name is gated: {access}."
     except RepositoryNotFoundError:
-        raise FileNotFoundError(
-            f"{neither} the Hub shows no model of that name; for a private one log in first, with hf auth login."
-        ) from None
+        why = "and the Hub shows no model of that name; for a private one log in first, with hf auth login."
     except OfflineModeIsEnabled:
         variable = next((name for name in _OFFLINE if os.environ.get(name)), _OFFLINE[0])
-        raise FileNotFoundError(
-            f"{not_cached} the environment variable {variable} says to stay offline; unset it, or give a folder."
-        ) from None
+        why = f"{not_cached} the environment variable {variable} says to stay offline; unset it, or give a folder."
     except Exception as error:  # there are as many reasons as networks
-        reason = " ".join(str(error).split())
-        raise FileNotFoundError(f"{not_cached} {shortened(reason, 200)}") from None
+        why = f"{not_cached} {shortened(' '.join(str(error).split()), 200)}"
+    raise FileNotFoundError(f"there is no folder {name}, {why}")
 
 
 def unread(files: list[str]) -> list[str]:
@@ -93,13 +86,3 @@ def _refuse_without_weights(name: str, weights: list[str], left: list[str]) -> N
     if not read:
         there = f"it has {some(weights)}" if weights else "it has none at all"
         raise ValueError(f"{name} has no weights that transformers reads, {', '.join(LOADED)}; {there}.")
-
-
-def _in_cache(name: str) -> Path | None:
-    """The newest that is there with its weights."""
-    for file in _FIRST_FILES:
-        path = try_to_load_from_cache(name, file)
-        folder = Path(path).parent if isinstance(path, str) else None
-        if folder is not None and any(is_loaded(file.relative_to(folder)) for file in folder.rglob("*")):
-            return folder
-    return None

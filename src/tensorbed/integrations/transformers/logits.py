@@ -47,7 +47,7 @@ def _lazy_logits(head: Head, h: Tensor) -> LazyLogits:
     call = _Call(head, h)
     like = torch.empty(*h.shape[:-1], head.num_classes, dtype=call.mixed or h.dtype, device="meta")
     sources = [tensor for tensor in (h, *head.parameters()) if tensor.requires_grad]
-    return LazyLogits(call, like, h, call.logits, partial(call.differentiated, sources), sources)
+    return LazyLogits(call, like, h, partial(call.logits, h), partial(call.differentiated, sources), sources)
 
 
 class _Call:
@@ -62,10 +62,7 @@ class _Call:
         self.parameters = dict(head.named_parameters())
         self.versions = [(t, t._version) for t in (h, *head.parameters(), *head.buffers()) if not t.is_inference()]
 
-    def logits(self) -> Tensor:
-        return self.logits_of(self.h)
-
-    def logits_of(self, h: Tensor) -> Tensor:
+    def logits(self, h: Tensor) -> Tensor:
         self.check()
         with self.under(self.mixed):
             made: Tensor = Head.forward(self.head, h)
@@ -93,10 +90,8 @@ class _Call:
         """Refuse to compute with other numbers than the head was called with."""
         now = dict(self.head.named_parameters())
         # Shards are of another type, and gathered when the head is called.
-        replaced = any(
-            type(now[name]) is nn.Parameter and now[name] is not own for name, own in self.parameters.items()
-        )
-        if replaced or any(tensor._version != version for tensor, version in self.versions):
+        same = (now[name] is own or type(now[name]) is not nn.Parameter for name, own in self.parameters.items())
+        if not all(same) or any(tensor._version != version for tensor, version in self.versions):
             raise RuntimeError(
                 "these logits were not made yet, and what they are made from has changed since the head was called. "
                 "Compute with them before the optimiser's step, or have them made at once: "
@@ -106,7 +101,7 @@ class _Call:
     def differentiated(self, sources: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of the hidden vectors and the parameters for one of the logits."""
         with torch.enable_grad():
-            logits = self.logits()
+            logits = self.logits(self.h)
         return torch.autograd.grad(logits, sources, grad, allow_unused=True)
 
     def is_watched(self) -> bool:
@@ -183,14 +178,8 @@ class _Place(torch.autograd.Function):
     def forward(ctx: Any, like: Tensor, device: torch.device, differentiated: Any, *sources: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.differentiated, ctx.sources = differentiated, len(sources)
-        lazy: Tensor = Tensor._make_wrapper_subclass(
-            LazyLogits,
-            like.shape,
-            strides=like.stride(),
-            storage_offset=like.storage_offset(),
-            dtype=like.dtype,
-            device=device,
-        )
+        layout: Any = {"strides": like.stride(), "storage_offset": like.storage_offset(), "dtype": like.dtype}
+        lazy: Tensor = Tensor._make_wrapper_subclass(LazyLogits, like.shape, device=device, **layout)
         return lazy
 
     @staticmethod
@@ -267,8 +256,7 @@ def _cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> Tensor | None:
-    by_class = lazy.dim() == 2 and not target.is_floating_point() and size_average is None and reduce is None
-    if not by_class:
+    if lazy.dim() != 2 or target.is_floating_point() or size_average is not None or reduce is not None:
         return None
     call, h, dtype = lazy._call, lazy._h, lazy.dtype
     call.check()
@@ -279,7 +267,7 @@ def _cross_entropy(
         loss = call.head.loss(h, target, class_weight=weight, **options).to(dtype)
 
     def differentiated(grad: Tensor) -> tuple[Tensor | None, ...]:
-        logits = call.logits_of(h).to(dtype).requires_grad_()
+        logits = call.logits(h).to(dtype).requires_grad_()
         with torch.enable_grad():
             again = F.cross_entropy(logits, target, weight, **options)
         return torch.autograd.grad(again, logits, grad)

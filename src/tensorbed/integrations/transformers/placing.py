@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from tensorbed.files.saving import sync, sync_folder
 from tensorbed.integrations.transformers.folders import TOKEN, left_of, opened
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # what systems say of a disk without space, or without more for this user
 
 
 def check_target(out: Path, source: Path, force: bool) -> None:
@@ -19,7 +24,15 @@ def check_target(out: Path, source: Path, force: bool) -> None:
         raise ValueError(f"{out} and {source} lie in each other; write to a folder of its own.")
     if not here.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {out.parent}; make it first.")
-    _check_writable(here)
+    beside = _beside(here, "part")
+    try:  # permissions do not tell of file systems that are read-only, nor of names that are too long
+        beside.mkdir()
+        beside.rmdir()
+    except OSError as error:
+        raise OSError(
+            f"{here.parent} cannot be written to ({error.strerror}), and {here.name} would be in it; write to another "
+            "folder, or change its permissions."
+        ) from None
     if old := left_of(here):
         old.rename(here)
     if not here.exists() or (here.is_dir() and not any(here.iterdir())):
@@ -28,24 +41,13 @@ def check_target(out: Path, source: Path, force: bool) -> None:
         raise FileExistsError(f"{out} is a file; name a folder.")
     if not force:
         raise FileExistsError(f"{out} exists already; --force (force=True) replaces it.")
-    if not _is_ours(here):
-        raise FileExistsError(
-            f"{out} was not written by tensorbed, its config.json does not say so, and it is not replaced; remove it "
-            "yourself, or name another folder."
-        )
-
-
-def _check_writable(out: Path) -> None:
-    """By trying: permissions do not tell of file systems that are read-only, nor of names that are too long."""
-    beside = _beside(out, "part")
-    try:
-        beside.mkdir()
-        beside.rmdir()
-    except OSError as error:
-        raise OSError(
-            f"{out.parent} cannot be written to ({error.strerror}), and {out.name} would be in it; write to another "
-            "folder, or change its permissions."
-        ) from None
+    with suppress(OSError, ValueError):
+        if opened(here).is_compressed:
+            return
+    raise FileExistsError(
+        f"{out} was not written by tensorbed, its config.json does not say so, and it is not replaced; remove it "
+        "yourself, or name another folder."
+    )
 
 
 def check_space(out: Path, needed: int) -> None:
@@ -67,45 +69,38 @@ def _beside(out: Path, what: str) -> Path:
     return out.with_name(f".{out.name}.{secrets.token_hex(TOKEN)}.{what}")
 
 
-def _is_ours(folder: Path) -> bool:
-    try:
-        return opened(folder).is_compressed
-    except (OSError, ValueError):
-        return False
-
-
 @contextmanager
 def put_in_place(out: Path) -> Iterator[Path]:
     """A folder beside ``out`` to write into, which takes its place at the end: there is the old one or the new one.
 
-    But for a kill between two renames: then there is neither, and the old one is whole in ``.OUT.*.old``, from where
-    :func:`check_target` brings it back.
+    But for a kill between two renames: then the old one is in ``.OUT.*.old``, and :func:`check_target` brings it back.
     """
-    out = out.resolve()  # of a link, what it points to is replaced
-    part, old = _beside(out, "part"), _beside(out, "old")
+    target = out.resolve()  # of a link, what it points to is replaced
+    part, old = _beside(target, "part"), _beside(target, "old")
     part.mkdir()
     try:
         yield part
-        _finish(part)
-        if out.exists():
-            out.rename(old)
+        # Readable by whom the folder is, weights too, and written by the system and not only kept in its memory.
+        mode = part.stat().st_mode & 0o666
+        for path in (*part.rglob("*"), part):
+            if path.is_file():
+                path.chmod(mode)
+                sync(path)
+            else:
+                sync_folder(path)
+        if target.exists():
+            target.rename(old)
         try:
-            part.rename(out)
+            part.rename(target)
         except OSError:
             if old.exists():
-                old.rename(out)
+                old.rename(target)
             raise
         shutil.rmtree(old, ignore_errors=True)
+    except (OSError, SafetensorError) as error:  # safetensors has an error of its own, of a full disk too
+        if isinstance(error, OSError) and error.errno not in _FULL:
+            raise
+        said = f"{error.strerror}." if isinstance(error, OSError) else str(error)
+        raise OSError(f"{out} cannot be written, and nothing of it is left: {said}") from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-
-
-def _finish(folder: Path) -> None:
-    """Readable by whom the folder is, weights too, and written by the system and not only kept in its memory."""
-    shared = folder.stat().st_mode & 0o666
-    for path in (*folder.rglob("*"), folder):
-        if path.is_file():
-            path.chmod(shared)
-            sync(path)
-        else:
-            sync_folder(path)

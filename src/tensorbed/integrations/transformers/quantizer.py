@@ -5,24 +5,23 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.quantizers.auto import register_quantizer
 from transformers.quantizers.base import HfQuantizer
 
+from tensorbed.checks import naming
 from tensorbed.compress.replacing import compress_
 from tensorbed.files.description import described, descriptions, put, rebuilt, tables, ties
-from tensorbed.integrations.transformers import checksums
+from tensorbed.integrations.transformers import tying
 from tensorbed.integrations.transformers.cards import save_pretrained
-from tensorbed.integrations.transformers.config import GGUF, METHOD, METHOD_IN_FILES, TensorbedConfig
-from tensorbed.integrations.transformers.resizing import resized_embeddings, resized_head
-from tensorbed.integrations.transformers.ties import restore, rewrite, separate, share_tensors, tie_weights, untied
+from tensorbed.integrations.transformers.config import GGUF, METHOD, METHODS, TensorbedConfig, check_files, header_entry
 from tensorbed.nn.head import Head
 from tensorbed.nn.lazy import LazyTable
 from tensorbed.nn.table import StructuredTable, shared_names
@@ -33,10 +32,9 @@ _HINT = "[compressed: import tensorbed.integrations.transformers before loading]
 LazyTable._is_hf_initialized = True  # type: ignore[attr-defined]
 # What a model with our layers does otherwise than its class says.
 _METHODS: dict[str, Callable[..., Any]] = {
-    "tie_weights": tie_weights,
+    "tie_weights": tying.tie_weights,
     "save_pretrained": save_pretrained,
-    "_get_resized_embeddings": resized_embeddings,
-    "_get_resized_lm_head": resized_head,
+    **{name: partial(tying.resized_layer, name) for name in ("_get_resized_embeddings", "_get_resized_lm_head")},
 }
 
 
@@ -47,31 +45,23 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
     quantization_config: TensorbedConfig
     _sources: Mapping[str, str] = MappingProxyType({})  # by layer, whose tensors it shares
 
+    is_trainable = is_qat_trainable = is_compileable = True
+
     def is_serializable(self) -> bool:
-        return True
-
-    @property
-    def is_trainable(self) -> bool:
-        return True
-
-    @property
-    def is_qat_trainable(self) -> bool:
-        return True
-
-    @property
-    def is_compileable(self) -> bool:
         return True
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         if not self.pre_quantized:
             return
-        config, files = self.quantization_config, kwargs.get("checkpoint_files") or ()
+        config = self.quantization_config
         with short_messages():
-            layers, self._sources = _built(model, config)
+            places = {name: place for name in config.layers or {} if (place := _place(model, name)) is not None}
+            layers, self._sources = _built(model, config, places)
             put(model, layers)
-            rewrite(model, self._sources)
+            tying.rewrite(model, self._sources)
             _expect(model, self._sources)
-            checksums.check_files(config, files, _check_files(model, config, files))
+            in_files = {name: layers[place] for name, place in places.items()}
+            check_files(config, kwargs.get("checkpoint_files") or (), in_files)
 
     def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         if not self.pre_quantized:
@@ -79,12 +69,10 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
             compress_(model, self.quantization_config.format, **self.quantization_config.options)
             return
         for name, layer in tables(model).items():
-            _check_shapes(name, layer)
-            _draw_bias(layer)
-            if name not in self._sources:
-                _check_loaded(name, layer)
+            _check_loaded(name, layer, owns=name not in self._sources)
         _alias_on_disk(model, self._sources)
-        _adopt(model, self._sources)
+        tying.share_tensors(model, self._sources)
+        adopt(model)
 
     def get_state_dict_and_metadata(self, model: PreTrainedModel) -> tuple[dict[str, Tensor] | None, dict[str, str]]:
         """The state, with an empty ``weight`` for each table.
@@ -95,8 +83,8 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
         if not tables(model):
             self.remove_quantization_config(model)
             return None, {}
-        separate(model)  # again: layers may have been replaced since
-        rewrite(model, ties(tables(model)))
+        tying.separate(model)  # again: layers may have been replaced since
+        tying.rewrite(model, ties(tables(model)))
         _describe(model)
         model.tie_weights()  # others may have set tensors of one layer alone
         state: dict[str, Tensor] = model.state_dict()
@@ -105,17 +93,17 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
         for name in owners:
             state[f"{name}.weight"] = torch.empty(0, dtype=found[name]._dtype, device="cpu")
         state[f"{owners[0]}.{_HINT}"] = torch.empty(0, device="cpu")
-        return state, checksums.header_entry(model, state)
+        return state, header_entry(model, state)
 
     def _dequantize(self, model: PreTrainedModel, dtype: torch.dtype | None = None) -> PreTrainedModel:
         """Dense layers of the model's own classes, holding the tables as they are."""
         dtype = getattr(torch, dtype) if isinstance(dtype, str) else dtype  # of a config that was saved
-        dense, broken, own = _stock(model), untied(model), model.dtype
-        made: dict[str, nn.Module] = {}
-        for name, layer in tables(model).items():
-            made[name] = _filled(dense.get_submodule(name), layer, dtype)
-        put(model, made)
-        restore(model, broken)
+        config = type(model.config).from_dict({**model.config.to_dict(), "quantization_config": None})
+        with torch.device("meta"):
+            dense = type(model)(config)
+        broken, own = tying.untied(model), model.dtype
+        put(model, {n: _filled(dense.get_submodule(n), layer, dtype) for n, layer in tables(model).items()})
+        tying.restore(model, broken)
         for part in model.modules():
             for name in _METHODS:
                 part.__dict__.pop(name, None)
@@ -127,7 +115,7 @@ def check_layers(model: PreTrainedModel, layers: Iterable[StructuredTable]) -> N
     """Refuse layers that a config cannot describe, and models that another method has quantised."""
     config = getattr(model.config, "quantization_config", None)
     method = config.get("quant_method") if isinstance(config, dict) else getattr(config, "quant_method", METHOD)
-    if method not in (METHOD, METHOD_IN_FILES, GGUF):
+    if method not in (*METHODS, GGUF):
         raise ValueError(
             f"this {type(model).__name__} is quantised by {getattr(method, 'value', method)}; transformers knows one "
             "method for a model. Compress the model before that, or dequantize it first."
@@ -143,14 +131,9 @@ def adopt(model: PreTrainedModel) -> PreTrainedModel:
     """
     if not tables(model):
         raise ValueError(f"this {type(model).__name__} has no layer of tensorbed.")
-    separate(model)
-    _adopt(model, ties(tables(model)))
-    return model
-
-
-def _adopt(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
-    share_tensors(model, sources)
-    rewrite(model, sources)
+    tying.separate(model)
+    tying.share_tensors(model, ties(tables(model)))
+    tying.rewrite(model, ties(tables(model)))
     for part in model.modules():
         if isinstance(part, PreTrainedModel):
             for name, method in _METHODS.items():
@@ -158,12 +141,12 @@ def _adopt(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
                 object.__setattr__(part, name, partial(method, part))
     if not isinstance(getattr(model, "hf_quantizer", None), TensorbedQuantizer):
         _own_config(model)
-    for part in model.modules():
+    for part in reversed(list(model.modules())):
         if isinstance(part, PreTrainedModel) and tables(part):  # any of them may be saved by itself
             _describe(part)
-    _describe(model)
     model.quantization_method = METHOD
     model.is_quantized = False  # else transformers refuses .half() and its Trainer
+    return model
 
 
 def _own_config(model: PreTrainedModel) -> None:
@@ -177,74 +160,47 @@ def _own_config(model: PreTrainedModel) -> None:
 
 def _describe(model: PreTrainedModel) -> None:
     """What the config says of the layers, which a resize may have changed."""
-    config = TensorbedConfig(layers=descriptions(tables(model)), untied=sorted(untied(model)))
+    config = TensorbedConfig(layers=descriptions(tables(model)), untied=sorted(tying.untied(model)))
     model.config.quantization_config = config
     model.hf_quantizer = TensorbedQuantizer(config, pre_quantized=True)
 
 
-def _built(model: PreTrainedModel, config: TensorbedConfig) -> tuple[dict[str, StructuredTable], dict[str, str]]:
+def _built(
+    model: PreTrainedModel, config: TensorbedConfig, places: Mapping[str, str]
+) -> tuple[dict[str, StructuredTable], dict[str, str]]:
     """The layers a config describes, empty, under the names they have in this model, and whose tensors they share."""
-    layers = {}
-    for name, description in (config.layers or {}).items():
-        place = _place(model, name)
-        if place is None:
-            continue
-        try:
-            layer = rebuilt(description)
-        except ValueError as error:
-            raise ValueError(f"quantization_config, layer {name!r}: {error}") from None
-        _check_place(model, place, layer)
+    layers: dict[str, StructuredTable] = {}
+    described = {name: (config.layers or {})[name] for name in places}
+    for name, place in places.items():
+        with naming(f"quantization_config, layer {name!r}"):
+            layer = rebuilt(described[name])
+        shape = tuple(getattr(getattr(model.get_submodule(place), "weight", None), "shape", ()))
+        if shape != (layer.structure.rows, layer.structure.cols):
+            raise ValueError(
+                f"quantization_config, layer {place!r}: {layer.structure.rows} x {layer.structure.cols}, where the "
+                f"model has {shape}; config.json was edited, or is another model's."
+            )
         layers[place] = layer.to(dtype=torch.get_default_dtype())
-    layers.update(_more_heads(model, config, layers))
-    return layers, _tied(model, config, set(layers))
-
-
-def _check_place(model: PreTrainedModel, name: str, layer: StructuredTable) -> None:
-    shape = tuple(getattr(getattr(model.get_submodule(name), "weight", None), "shape", ()))
-    if shape != (layer.structure.rows, layer.structure.cols):
-        raise ValueError(
-            f"quantization_config, layer {name!r}: {layer.structure.rows} x {layer.structure.cols}, where the model "
-            f"has {shape}; config.json was edited, or is another model's."
-        )
-
-
-def _more_heads(
-    model: PreTrainedModel, config: TensorbedConfig, layers: Mapping[str, StructuredTable]
-) -> dict[str, StructuredTable]:
-    """Where the file is that of a model without the head that this one has, tied to a table of ours."""
-    made: dict[str, StructuredTable] = {}
-    for name, source in _stock_ties(model, config).items():
-        dense = model.get_submodule(name)
-        if source in layers and name not in layers and type(dense) is nn.Linear:
-            made[name] = Head.tied_to(layers[source], dense.bias is not None)
-    return made
-
-
-def _stock_ties(model: PreTrainedModel, config: TensorbedConfig) -> dict[str, str]:
-    """What transformers would tie, but for what was untied."""
     broken = {_place(model, name) for name in config.untied}
-    pairs = {a: b for a, b in model.all_tied_weights_keys.items() if a.endswith(".weight")}
-    named = {a.removesuffix(".weight"): b.removesuffix(".weight") for a, b in pairs.items()}
-    return {name: source for name, source in named.items() if name not in broken}
-
-
-def _tied(model: PreTrainedModel, config: TensorbedConfig, there: set[str]) -> dict[str, str]:
-    """For each layer that shares another's tensors, whose."""
-    own = [(name, one["tied_to"]) for name, one in (config.layers or {}).items() if one["tied_to"] is not None]
-    placed = [(_place(model, name), _place(model, source)) for name, source in own]
-    pairs = [*_stock_ties(model, config).items(), *placed]
-    return {a: b for a, b in pairs if a is not None and b is not None and {a, b} <= there}
+    weights = {a: b for a, b in model.all_tied_weights_keys.items() if a.endswith(".weight")}
+    tied = {a.removesuffix(".weight"): b.removesuffix(".weight") for a, b in weights.items()}
+    tied = {name: source for name, source in tied.items() if name not in broken}
+    # The file may be that of a model without the head that this one has, tied to a table of ours.
+    new = {name: model.get_submodule(name) for name, source in tied.items() if source in layers and name not in layers}
+    heads = {name: dense for name, dense in new.items() if type(dense) is nn.Linear}
+    layers |= {name: Head.tied_to(layers[tied[name]], dense.bias is not None) for name, dense in heads.items()}
+    own = {name: one["tied_to"] for name, one in described.items() if one["tied_to"] in places}
+    tied |= {places[name]: places[source] for name, source in own.items()}
+    return layers, {name: source for name, source in tied.items() if {name, source} <= layers.keys()}
 
 
 def _place(model: PreTrainedModel, name: str) -> str | None:
     """A layer's name in this model: base and task classes differ by a prefix."""
     prefix = f"{model.base_model_prefix}."
     for one in (name, prefix + name, name.removeprefix(prefix)):
-        try:
+        with suppress(AttributeError):
             model.get_submodule(one)
-        except AttributeError:
-            continue
-        return one
+            return one
     return None
 
 
@@ -272,74 +228,31 @@ def _alias_on_disk(model: PreTrainedModel, sources: Mapping[str, str]) -> None:
                 index.setdefault(f"{name}.{own}", index[f"{source}.{own}"])
 
 
-def _check_shapes(name: str, layer: StructuredTable) -> None:
-    """While a quantiser is at work nobody else does."""
+def _check_loaded(name: str, layer: StructuredTable, owns: bool) -> None:
+    """Compare shapes and draw what was missing: while a quantiser is at work nobody else does."""
     shapes = {spec.name: spec.shape for spec in layer.structure.tensors()}
     shapes |= {"padding_row": (layer.structure.cols,), "bias": (layer.structure.rows,)}
     for key, tensor in layer.state_dict().items():
         if tuple(tensor.shape) != shapes[key]:
             raise ValueError(f"{name}.{key} has shape {tuple(tensor.shape)} in the file, not {shapes[key]}.")
-
-
-def _draw_bias(layer: StructuredTable) -> None:
-    """Zero, as transformers would have it, where the file has none."""
-    bias = layer.bias if isinstance(layer, Head) else None
-    if bias is not None and not bias.is_meta and not getattr(bias, "_is_hf_initialized", False):
-        with torch.no_grad():
-            bias.zero_()
-
-
-def _check_loaded(name: str, layer: StructuredTable) -> None:
-    """Nor does anybody draw what was missing."""
-    own = {key: getattr(layer, key) for key in shared_names(layer)}
-    # On the meta device: left on disk.
-    missing = [k for k, t in own.items() if not t.is_meta and not getattr(t, "_is_hf_initialized", False)]
+    if isinstance(layer, Head) and layer.bias is not None and _is_missing(layer.bias):
+        layer.bias.data.zero_()
+    if not owns:
+        return
+    own = shared_names(layer)
+    missing = [key for key in own if _is_missing(getattr(layer, key))]
     if missing and (len(missing) < len(own) or not layer.structure.can_initialise):
         raise ValueError(f"the file lacks {', '.join(f'{name}.{one}' for one in missing)}; it is damaged.")
     if missing:
         layer.reset_parameters()
     elif not any(tensor.is_meta for tensor in layer.params().values()):
-        try:
+        with naming(name):
             layer.structure.check_values(layer.params())
-        except ValueError as error:
-            raise ValueError(f"{name}: {error}") from None
 
 
-def _check_files(model: PreTrainedModel, config: TensorbedConfig, files: Iterable[str]) -> set[str]:
-    """The names of our layers' tensors. Numbers of another kind than a layer has would be cast to it in silence."""
-    kinds: dict[str, bool] = {}
-    for name in config.layers or {}:
-        place = _place(model, name)
-        layer = model.get_submodule(place) if place is not None else None
-        if isinstance(layer, StructuredTable):
-            kinds |= {
-                f"{name}.{spec.name}": spec.dtype is None or spec.dtype.is_floating_point
-                for spec in layer.structure.tensors()
-            }
-    for path in files:
-        if not str(path).endswith(".safetensors"):
-            continue
-        with safe_open(path, "pt") as file:
-            stored = set(file.keys())
-            for name in config.layers or {}:
-                if f"{name}.weight" in stored and 0 not in file.get_slice(f"{name}.weight").get_shape():
-                    raise ValueError(
-                        f"{path} has the dense {name}.weight, but config.json describes a compressed layer; it is the "
-                        "config of another model: remove its quantization_config."
-                    )
-            for key in kinds.keys() & stored:
-                dtype = file.get_slice(key).get_dtype()
-                if dtype.startswith(("F", "BF")) != kinds[key]:
-                    wanted = "floating-point numbers" if kinds[key] else "whole numbers"
-                    raise ValueError(f"{key} is stored as {dtype} in {path}; its layer has {wanted}.")
-    return set(kinds)
-
-
-def _stock(model: PreTrainedModel) -> PreTrainedModel:
-    """The model without numbers and without our layers."""
-    config = type(model.config).from_dict({**model.config.to_dict(), "quantization_config": None})
-    with torch.device("meta"):
-        return type(model)(config)
+def _is_missing(tensor: Tensor) -> bool:
+    """In the file; what is on the meta device was left on disk."""
+    return not tensor.is_meta and not getattr(tensor, "_is_hf_initialized", False)
 
 
 def _filled(dense: nn.Module, layer: StructuredTable, dtype: torch.dtype | None) -> nn.Module:

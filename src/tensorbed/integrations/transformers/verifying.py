@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-from tensorbed.integrations.transformers.folders import (
-    Folder,
-    explained,
-    load_model,
-    load_tokenizer,
-    opened,
-    quiet,
-    token_limit,
-)
+from tensorbed.integrations.transformers import folders
 from tensorbed.progress import track
 
 Ids = list[int]
@@ -36,50 +28,31 @@ class Perplexity:
 
     before: float
     after: float
+    ratio: float
     tokens: int
-
-    @property
-    def ratio(self) -> float:
-        return self.after / self.before
 
 
 @dataclass(frozen=True)
 class Verification:
-    """How near the outputs are, one vector for each text.
-
-    Attributes:
-        texts, tokens, cut: how many of each, and of texts that were longer than what was read of them.
-        outputs: what the vectors are.
-        mean_cosine, worst_cosine: over the texts.
-        worst_text: the one that is farthest off.
-        perplexity: where the model has a causal head.
-    """
+    """How near the outputs are, one vector for each text."""
 
     texts: int
     tokens: int
-    cut: int
-    outputs: str
+    cut: int  # texts that were longer than what was read of them
+    outputs: str  # what the vectors are
     mean_cosine: float
     worst_cosine: float
-    worst_text: str
-    perplexity: Perplexity | None
+    worst_text: str  # the one that is farthest off
+    perplexity: Perplexity | None  # where the model has a causal head
     notes: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts, for JSON."""
-        found = asdict(self)
-        if self.perplexity is not None:
-            found["perplexity"]["ratio"] = self.perplexity.ratio
-        return found
 
-
-@dataclass(frozen=True)
-class _Seen:
+class _Seen(NamedTuple):
     """What one model made of the texts."""
 
     vectors: Tensor  # (texts, dim)
-    loss: float | None  # a predicted token, in nats
-    notes: list[str]
+    loss: Tensor | None = None  # of all predicted tokens, in nats
+    notes: tuple[str, ...] = ()
 
 
 def read_texts(file: str | os.PathLike[str]) -> list[str]:
@@ -106,22 +79,25 @@ def verify_folders(
     batch: int = 8,
     max_tokens: int = 512,
 ) -> Verification:
-    """Read texts with the model of each folder, and compare.
+    """Read texts with the model of each folder, one in memory at a time, and compare; causal heads have a perplexity.
 
     The vector of a text is that of sentence-transformers, where both folders are its and it is installed, else the mean
-    of the last hidden states over the text's tokens (of the encoder, where there is one). Where the model has a causal
-    head there is the perplexity of both as well. One model is in memory at a time.
+    of the last hidden states over the text's tokens (of the encoder, where there is one).
     """
-    folders = opened(out), opened(against)
-    ids, cut = _tokens(folders, texts, max_tokens)
-    sentences = all(folder.modules is not None for folder in folders) and find_spec("sentence_transformers") is not None
+    both = folders.opened(out), folders.opened(against)
+    ids, cut = _tokens(both, texts, max_tokens)
+    sentences = all(one.modules is not None for one in both) and find_spec("sentence_transformers") is not None
     if sentences:
-        after, before = (_sentences(folder, texts, batch, max_tokens) for folder in folders)
+        after, before = (_sentences(folder, texts, batch, max_tokens) for folder in both)
     else:
-        after, before = (_states(folder, ids, batch) for folder in folders)
+        after, before = (_states(folder, ids, batch) for folder in both)
     if after.vectors.shape != before.vectors.shape:
         sizes = f"{after.vectors.shape[1]} and {before.vectors.shape[1]}"
         raise ValueError(f"{out} and {against} are different models: their outputs have {sizes} numbers.")
+    perplexity, predicted = None, sum(len(one) - 1 for one in ids)
+    if before.loss is not None and after.loss is not None and predicted:
+        dense, small = (float((loss / predicted).exp()) for loss in (before.loss, after.loss))
+        perplexity = Perplexity(dense, small, small / dense, predicted)
     cosines = F.cosine_similarity(after.vectors, before.vectors, dim=1)
     worst = int(cosines.argmin())
     return Verification(
@@ -132,74 +108,64 @@ def verify_folders(
         mean_cosine=float(cosines.mean()),
         worst_cosine=float(cosines[worst]),
         worst_text=texts[worst],
-        perplexity=_perplexity(before, after, ids),
-        notes=tuple(dict.fromkeys(after.notes + before.notes)),
+        perplexity=perplexity,
+        notes=tuple(dict.fromkeys((*after.notes, *before.notes))),
     )
 
 
-def _tokens(folders: tuple[Folder, Folder], texts: Sequence[str], max_tokens: int) -> tuple[list[Ids], int]:
+def _tokens(both: Sequence[folders.Folder], texts: Sequence[str], max_tokens: int) -> tuple[list[Ids], int]:
     """The texts in numbers, the same for both, and how many of them were cut."""
-    ours, theirs = map(load_tokenizer, folders)
-    names = f"the tokenizers of {folders[0].root} and {folders[1].root} differ"
+    ours, theirs = map(folders.load_tokenizer, both)
+    names = f"the tokenizers of {both[0].root} and {both[1].root} differ"
     if ours.get_vocab() != theirs.get_vocab():
         raise ValueError(f"{names}: vocabularies of {len(ours):,} and {len(theirs):,}; are these one model?")
-    limit = min(token_limit(folder, one, max_tokens) for folder, one in zip(folders, (ours, theirs), strict=True))
-    with quiet():
+    limit = min(map(folders.token_limit, both, (ours, theirs), (max_tokens, max_tokens)))
+    with folders.quiet():
         whole, other = (tokenizer(list(texts))["input_ids"] for tokenizer in (ours, theirs))
         kept = ours(list(texts), truncation=True, max_length=limit)["input_ids"]
     for text, one, two in zip(texts, whole, other, strict=True):
         if one != two:
             raise ValueError(f"{names}: {text[:60]!r} has {len(one)} tokens for one and {len(two)} for the other.")
         if not one:
-            raise ValueError(f"{text[:60]!r} has no token for {folders[0].root}; leave it out.")
+            raise ValueError(f"{text[:60]!r} has no token for {both[0].root}; leave it out.")
     return kept, sum(len(one) < len(two) for one, two in zip(kept, whole, strict=True))
 
 
-def _sentences(folder: Folder, texts: Sequence[str], batch: int, max_tokens: int) -> _Seen:
+def _sentences(folder: folders.Folder, texts: Sequence[str], batch: int, max_tokens: int) -> _Seen:
     from sentence_transformers import SentenceTransformer
 
-    options = {"dtype": "auto"}
-    with explained(folder), quiet():
-        model = SentenceTransformer(str(folder.root), device="cpu", local_files_only=True, model_kwargs=options)
+    options: dict[str, Any] = {"device": "cpu", "local_files_only": True, "model_kwargs": {"dtype": "auto"}}
+    with folders.explained(folder), folders.quiet():
+        model = SentenceTransformer(str(folder.root), **options)
     model.max_seq_length = min(max_tokens, model.max_seq_length or max_tokens)
     rows = []
     for start in track(range(0, len(texts), batch), f"reading with {folder.root.name}"):
         part = list(texts[start : start + batch])
         rows.append(model.encode(part, batch_size=batch, convert_to_tensor=True, show_progress_bar=False).double())
-    return _Seen(torch.cat(rows), None, [])
+    return _Seen(torch.cat(rows))
 
 
 @torch.no_grad()
-def _states(folder: Folder, ids: Sequence[Ids], batch: int) -> _Seen:
-    model, notes = load_model(folder)
+def _states(folder: folders.Folder, ids: Sequence[Ids], batch: int) -> _Seen:
+    model, notes = folders.load_model(folder)
     order = sorted(range(len(ids)), key=lambda i: len(ids[i]))  # little is padded
     rows: dict[int, Tensor] = {}
-    loss, heads = 0.0, _has_causal_head(model)
+    heads = type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    loss = torch.zeros((), dtype=torch.float64) if heads else None
     for start in track(range(0, len(order), batch), f"reading with {folder.root.name}"):
         picked = order[start : start + batch]
-        tokens, mask = _padded([ids[i] for i in picked])
+        texts = [torch.tensor(ids[i]) for i in picked]
+        tokens = pad_sequence(texts, batch_first=True)  # (n, longest)
+        mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
         hidden, logits = _outputs(model, tokens, mask, heads)
         if hidden.dim() != 3:
             raise ValueError(f"a {type(model).__name__} has no hidden state for each token, which this compares.")
-        for place, i in enumerate(picked):
-            rows[i] = hidden[place, : len(ids[i])].double().mean(0)
-            if logits is not None:
-                loss += _loss(logits[place], ids[i])
-    predicted = sum(len(one) - 1 for one in ids)
-    return _Seen(
-        torch.stack([rows[i] for i in range(len(ids))]), loss / predicted if heads and predicted else None, notes
-    )
-
-
-def _has_causal_head(model: PreTrainedModel) -> bool:
-    return type(model).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
-
-
-def _padded(ids: Sequence[Ids]) -> tuple[Tensor, Tensor]:  # -> (n, longest) twice
-    longest = max(map(len, ids))
-    tokens = torch.tensor([[*one, *[0] * (longest - len(one))] for one in ids])
-    mask = torch.tensor([[1] * len(one) + [0] * (longest - len(one)) for one in ids])
-    return tokens, mask
+        for place, (i, text) in enumerate(zip(picked, texts, strict=True)):
+            rows[i] = hidden[place, : len(text)].double().mean(0)
+            if loss is not None and logits is not None:
+                # Single precision for one text at a time, since logits are large.
+                loss += F.cross_entropy(logits[place, : len(text) - 1].float(), text[1:], reduction="sum")
+    return _Seen(torch.stack([rows[i] for i in range(len(ids))]), loss, tuple(notes))
 
 
 def _outputs(model: PreTrainedModel, tokens: Tensor, mask: Tensor, heads: bool) -> tuple[Tensor, Tensor | None]:
@@ -217,19 +183,3 @@ def _outputs(model: PreTrainedModel, tokens: Tensor, mask: Tensor, heads: bool) 
     # Some models call what is inside their base model and not itself.
     hidden = seen[0] if seen else model(**options, output_hidden_states=True).hidden_states[-1]
     return hidden, found.logits if heads else None
-
-
-def _loss(logits: Tensor, ids: Ids) -> float:  # (length, vocabulary)
-    """Of one text, in nats, summed; single precision for one text at a time, since logits are large."""
-    scores = logits[: len(ids) - 1].float()
-    return float(F.cross_entropy(scores, torch.tensor(ids[1:], dtype=torch.long), reduction="sum"))
-
-
-def _perplexity(before: _Seen, after: _Seen, ids: Sequence[Ids]) -> Perplexity | None:
-    if before.loss is None or after.loss is None:
-        return None
-    return Perplexity(_exp(before.loss), _exp(after.loss), sum(len(one) - 1 for one in ids))
-
-
-def _exp(loss: float) -> float:
-    return math.exp(loss) if loss < 700 else math.inf
