@@ -56,7 +56,6 @@ class Structure(ABC):
 
     kind: ClassVar[str]  # set by @register
     can_initialise: ClassVar[bool] = True
-    can_differentiate: ClassVar[bool] = True
     row_tensor: ClassVar[str | None] = None  # whose rows are those of :meth:`block`, or have at least their gradients
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
     making: ClassVar[type | None] = None  # of what :meth:`made_of` returns
