@@ -118,7 +118,7 @@ class HeadLaws(Conformance):
         for reduction in ("mean", "none"):
             expected = partial(dense_loss, head, h, target, reduction=reduction)
             for tiling in self._tilings(head.structure, 13, reduction):
-                monkeypatch.setattr("tensorbed.vocabulary.loss.choose", lambda *_, t=tiling, **__: t)
+                monkeypatch.setattr("tensorbed.vocabulary.scorer.choose", lambda *_, t=tiling, **__: t)
                 made = head.loss(h, target, reduction=reduction)
                 assert_same(made, expected(), [h, *leaves_of(head)], draw)
 

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from tensorbed.checks import require_bool, require_int
 from tensorbed.structures.explanation import aligned, fewer
-from tensorbed.vocabulary.checks import check_hidden
+from tensorbed.vocabulary.head_calls import check_hidden
 from tensorbed.vocabulary.scorer import Vocabulary
-from tensorbed.vocabulary.tiling import Task, Tiling, choose, considered
+from tensorbed.vocabulary.tiling import Task, choose, considered
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,10 @@ def explain(
         training=training,
         multiply_adds_dense=structure.rows * structure.cols * vectors * (3 if training else 1),
         multiply_adds=taken.multiply_adds,
-        considered={_name(tiling): tiling.cost for tiling in considered(task)},
-        path=_name(taken),
+        considered={tiling.name: tiling.cost for tiling in considered(task)},
+        path=taken.name,
         group=taken.group,
         height=taken.height,
         bytes=taken.numbers * itemsize,
         allowed=task.numbers * itemsize,
     )
-
-
-def _name(tiling: Tiling) -> str:
-    return f"{tiling.scoring.name}, {tiling.passes}{', all kept' if tiling.keeps else ''}"

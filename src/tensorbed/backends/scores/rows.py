@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorbed.backends.scores.scoring import Block, Params, Scorable, Scores, Vectors
+from tensorbed.backends.scores.scoring import Params, Scorable, Scores, Vectors
 from tensorbed.dispatch import recording
 
 _BLOCK = 2**22  # numbers of the table made at once
@@ -20,49 +20,45 @@ class RowScores(Scores):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
+        of_rows = self.structure.row_tensor
+        self.slice_of = of_rows if of_rows in self.trained else None
+        self.made_of = [name for name in self.trained if name != of_rows]
         self._written: set[int] = set()
 
-    def block(self, start: int, stop: int) -> Block:
-        return _RowBlock(self, start, stop)
-
-    def add_to_rows(self, name: str, start: int, stop: int, grad: Tensor, x: Tensor) -> None:  # (rows, n), (n, k)
-        """``+= grad @ x`` for the gradient of some rows of a tensor, which are not written before the first time."""
-        if name not in self._grads:
-            self._grads[name] = torch.empty_like(self.tensors[name], dtype=self.dtype, requires_grad=False)
-        total = self._grads[name][start:stop]
-        if start in self._written:
-            total.addmm_(grad, x)
-        else:
-            torch.mm(grad, x, out=total)
-            self._written.add(start)
-
-
-class _RowBlock(Block):
-    def __init__(self, owner: RowScores, start: int, stop: int) -> None:
-        self.owner, self.at, of_rows = owner, (start, stop), owner.structure.row_tensor
-        self.made_of = [name for name in owner.trained if name != of_rows]
-        self.slice_of = of_rows if of_rows in owner.trained else None
+    def open(self, start: int, stop: int) -> None:
+        super().open(start, stop)
         with recording(bool(self.made_of)):
-            self.rows = owner.structure.block(owner.tensors, start, stop, "auto").to(owner.dtype)
-        self.grad: Tensor | None = None
+            self.block = self.structure.block(self.tensors, start, stop, "auto").to(self.dtype)
+        self.block_grad: Tensor | None = None
 
-    def scores(self, vectors: Vectors, out: Tensor) -> None:
-        torch.mm(self.rows.detach(), vectors.data, out=out)
+    def write(self, vectors: Vectors, out: Tensor) -> None:
+        torch.mm(self.block.detach(), vectors.data, out=out)
 
     def backward(self, vectors: Vectors, grad: Tensor) -> None:
         x = vectors.data.T
         if vectors.grad is not None:
-            vectors.grad.addmm_(self.rows.detach().T, grad)
+            vectors.grad.addmm_(self.block.detach().T, grad)
         if self.slice_of is not None:
-            self.owner.add_to_rows(self.slice_of, *self.at, grad, x)
-        elif self.rows.requires_grad:
-            self.grad = grad @ x if self.grad is None else self.grad.addmm_(grad, x)
+            self._add_to_slice(self.slice_of, grad, x)
+        elif self.block.requires_grad:
+            self.block_grad = grad @ x if self.block_grad is None else self.block_grad.addmm_(grad, x)
+
+    def _add_to_slice(self, name: str, grad: Tensor, x: Tensor) -> None:  # (rows, n), (n, k)
+        """``+= grad @ x`` for the gradient of the block's rows of a tensor, not written before the first time."""
+        if name not in self._grads:
+            self._grads[name] = torch.empty_like(self.tensors[name], dtype=self.dtype, requires_grad=False)
+        total = self._grads[name][self.start : self.stop]
+        if self.start in self._written:
+            total.addmm_(grad, x)
+        else:
+            torch.mm(grad, x, out=total)
+            self._written.add(self.start)
 
     def close(self) -> None:
-        if self.grad is not None:
-            leaves = [self.owner.tensors[name] for name in self.made_of]
-            self.owner.add(self.made_of, torch.autograd.grad(self.rows, leaves, self.grad, allow_unused=True))
-            self.grad = None
+        if self.block_grad is not None:
+            leaves = [self.tensors[name] for name in self.made_of]
+            self.add(self.made_of, torch.autograd.grad(self.block, leaves, self.block_grad, allow_unused=True))
+        del self.block, self.block_grad
 
 
 def scores_of_rows(

@@ -7,7 +7,7 @@ reduction over the slow axis, which every processor does many columns at a time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -79,76 +79,6 @@ class Scoring:
     trains: bool = True
 
 
-class Scores(ABC):
-    """The scores of one call by one way, with gradients off; those of tensors and vectors add up here.
-
-    Attributes:
-        order: ``(rows,)`` int64, which row of the table each scored row is; ``None`` where that is the table's order.
-        any_layout: whether a tile may also be the transpose of a contiguous one.
-    """
-
-    order: Tensor | None = None
-    any_layout = False
-    step = 1
-
-    def __init__(self, structure: Scorable, tensors: Sequence[Tensor], dtype: torch.dtype, keeps: bool = False) -> None:
-        self.structure, self.dtype, self.keeps = structure, dtype, keeps
-        leaves = [_leaf(t, t.dtype if structure.takes_half else dtype) for t in tensors]
-        self.tensors = structure.named(leaves)
-        self.trained = [name for name, leaf in self.tensors.items() if leaf.requires_grad]
-        self._grads: dict[str, Tensor] = {}
-
-    @property
-    def rows(self) -> int:
-        return self.structure.rows
-
-    def vectors(self, x: Tensor, *, grad: bool) -> Any:  # (n, cols)
-        """Vectors ready to be scored, with room for their gradient where one is asked for."""
-        given = x.detach().requires_grad_(grad)
-        with recording(grad or bool(self.trained)):
-            return Vectors(given, self.turned(given))
-
-    def turned(self, x: Tensor) -> Tensor:  # (n, cols) -> (k, n)
-        """What blocks multiply, differentiable in the vectors and the tensors."""
-        return self.structure.turned(self.tensors, x).T
-
-    def finish(self, vectors: Any) -> Tensor | None:  # -> (n, cols)
-        """The gradient of vectors, once all blocks have added to it; ``None`` where none was asked for."""
-        if vectors.grad is None:
-            return None
-        inputs = [vectors.given, *(self.tensors[name] for name in self.trained)]
-        wanted = [tensor for tensor in inputs if tensor.requires_grad]
-        grads = iter(torch.autograd.grad(vectors.graph, wanted, vectors.grad, allow_unused=True))
-        of_vectors = next(grads) if vectors.given.requires_grad else None
-        self.add(self.trained, grads)
-        return of_vectors
-
-    def add(self, names: Sequence[str], grads: Any) -> None:
-        """Add gradients to those of these tensors."""
-        for name, grad in zip(names, grads, strict=True):
-            if grad is not None:
-                self.sum_of(name).add_(grad)
-
-    def sum_of(self, name: str) -> Tensor:
-        """The sum of a tensor's gradients so far."""
-        if name not in self._grads:
-            self._grads[name] = torch.zeros_like(self.tensors[name], dtype=self.dtype, requires_grad=False)
-        return self._grads[name]
-
-    def blocks(self, height: int) -> list[tuple[int, int]]:
-        """The scored rows in blocks of about this height, the first one the largest."""
-        height = max(self.step, height // self.step * self.step)
-        return [(start, min(start + height, self.rows)) for start in range(0, self.rows, height)]
-
-    @abstractmethod
-    def block(self, start: int, stop: int) -> Block:
-        """A block of scored rows, ready to be multiplied."""
-
-    def gradients(self) -> list[Tensor | None]:
-        """Gradients of the tensors that ask for one, in their order, after the last block was closed."""
-        return [self.sum_of(name) if name in self.trained else None for name in self.tensors]
-
-
 class Vectors:
     """A group of vectors as blocks take them, and the sum of their gradients the same way.
 
@@ -162,23 +92,130 @@ class Vectors:
         self.grad = torch.zeros_like(self.data) if graph.requires_grad else None
 
 
-class Block(ABC):
-    """A block of rows."""
+class Scores(ABC):
+    """The scores of one call by one way, with gradients off; those of tensors and vectors add up here.
+
+    Rows come in blocks: one is opened, serves any vectors, and is closed before the next.
+
+    Attributes:
+        order: ``(rows,)`` int64, which row of the table each scored row is; ``None`` where that is the table's order.
+        any_layout: whether a tile may also be the transpose of a contiguous one.
+        start, stop: the rows of the block that is open.
+    """
+
+    order: Tensor | None = None
+    any_layout = False
+    step = 1
+    start = stop = 0
+
+    def __init__(self, structure: Scorable, tensors: Sequence[Tensor], dtype: torch.dtype, keeps: bool = False) -> None:
+        self.structure, self.rows, self.dtype, self.keeps = structure, structure.rows, dtype, keeps
+        leaves = []
+        for tensor in tensors:
+            stays = structure.takes_half or not tensor.is_floating_point()
+            leaves.append(tensor.detach().to(tensor.dtype if stays else dtype).requires_grad_(tensor.requires_grad))
+        self.tensors = structure.named(leaves)
+        self.trained = [name for name, leaf in self.tensors.items() if leaf.requires_grad]
+        self._grads: dict[str, Tensor] = {}
+
+    def vectors(self, x: Tensor, *, grad: bool) -> Any:  # (n, cols)
+        """Vectors ready to be scored, with room for their gradient where one is asked for."""
+        given = x.detach().requires_grad_(grad)
+        with recording(grad or bool(self.trained)):
+            return Vectors(given, self.turned(given))
+
+    def turned(self, x: Tensor) -> Tensor:  # (n, cols) -> (k, n)
+        """What blocks multiply, differentiable in the vectors and the tensors."""
+        return self.structure.turned(self.tensors, x).T
+
+    def blocks(self, height: int) -> list[tuple[int, int]]:
+        """The scored rows in blocks of about this height, the first one the largest."""
+        height = max(self.step, height // self.step * self.step)
+        return [(start, min(start + height, self.rows)) for start in range(0, self.rows, height)]
+
+    def open(self, start: int, stop: int) -> None:
+        """Begin with a block."""
+        self.start, self.stop = start, stop
 
     @abstractmethod
-    def scores(self, vectors: Any, out: Tensor) -> None:  # out: (rows of the block, n)
-        """Write the scores."""
+    def write(self, vectors: Any, out: Tensor) -> None:  # out: (rows of the block, n)
+        """The scores of the open block."""
 
     @abstractmethod
     def backward(self, vectors: Any, grad: Tensor) -> None:  # grad: (rows of the block, n)
-        """Add the gradients for those of the scores."""
+        """Add the gradients for those of the open block's scores."""
 
     def close(self) -> None:  # noqa: B027
-        """Hand the block's own gradients on; it is not used afterwards."""
+        """Hand the open block's own gradients on."""
+
+    def finish(self, vectors: Any) -> Tensor | None:  # -> (n, cols)
+        """The gradient of vectors, once all blocks have added to it; ``None`` where none was asked for."""
+        if vectors.grad is None:
+            return None
+        inputs = [vectors.given, *(self.tensors[name] for name in self.trained)]
+        wanted = [tensor for tensor in inputs if tensor.requires_grad]
+        grads = iter(torch.autograd.grad(vectors.graph, wanted, vectors.grad, allow_unused=True))
+        of_vectors = next(grads) if vectors.given.requires_grad else None
+        self.add(self.trained, grads)
+        return of_vectors
+
+    def add(self, names: Sequence[str], grads: Iterable[Tensor | None]) -> None:
+        """Add gradients to those of these tensors."""
+        for name, grad in zip(names, grads, strict=True):
+            if grad is not None:
+                self.sum_of(name).add_(grad)
+
+    def sum_of(self, name: str) -> Tensor:
+        """The sum of a tensor's gradients so far."""
+        if name not in self._grads:
+            self._grads[name] = torch.zeros_like(self.tensors[name], dtype=self.dtype, requires_grad=False)
+        return self._grads[name]
+
+    def gradients(self) -> list[Tensor | None]:
+        """Gradients of the tensors that ask for one, in their order, after the last block was closed."""
+        return [self.sum_of(name) if name in self.trained else None for name in self.tensors]
 
 
-def _leaf(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Apart from its graph; floating-point numbers in this dtype."""
-    return (
-        tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype).requires_grad_(tensor.requires_grad)
-    )
+class JoinedScores(Scores):
+    """Scores of a table whose rows are all of a first table, then all of a second, and so on, each scored its own way.
+
+    Args:
+        tables: the scores of each.
+        order: ``(rows,)``, which row each of those is here.
+        constants: how many tensors come before those of the tables; they have no gradients.
+    """
+
+    def __init__(self, tables: Sequence[Scores], order: Tensor, constants: int) -> None:
+        self.tables, self.order, self.constants = tables, order, constants
+        self.rows, self.any_layout = order.shape[0], all(table.any_layout for table in tables)
+        self.firsts = [sum(table.rows for table in tables[:k]) for k in range(len(tables))]
+        self.at = 0  # which table's block is open
+
+    def vectors(self, x: Tensor, *, grad: bool) -> list[object]:
+        return [table.vectors(x, grad=grad) for table in self.tables]
+
+    def blocks(self, height: int) -> list[tuple[int, int]]:
+        pairs = zip(self.firsts, self.tables, strict=True)
+        return [(first + a, first + b) for first, table in pairs for a, b in table.blocks(height)]
+
+    def open(self, start: int, stop: int) -> None:
+        super().open(start, stop)
+        self.at = max(k for k, first in enumerate(self.firsts) if first <= start)
+        self.tables[self.at].open(start - self.firsts[self.at], stop - self.firsts[self.at])
+
+    def write(self, vectors: list[object], out: Tensor) -> None:
+        self.tables[self.at].write(vectors[self.at], out)
+
+    def backward(self, vectors: list[object], grad: Tensor) -> None:
+        self.tables[self.at].backward(vectors[self.at], grad)
+
+    def close(self) -> None:
+        self.tables[self.at].close()
+
+    def finish(self, vectors: list[object]) -> Tensor | None:
+        grads = [table.finish(own) for table, own in zip(self.tables, vectors, strict=True)]
+        asked_for = [grad for grad in grads if grad is not None]
+        return torch.stack(asked_for).sum(0) if asked_for else None
+
+    def gradients(self) -> list[Tensor | None]:
+        return [None] * self.constants + [grad for table in self.tables for grad in table.gradients()]
