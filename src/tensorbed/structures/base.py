@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.scores.rows import RowScores
-from tensorbed.backends.scores.scoring import Cost, Scoring
+from tensorbed.backends.scores.scoring import Cost, RowScores, Scoring
 from tensorbed.checks import require_positive
 from tensorbed.dispatch import Asked, Backend, backends, chosen, working_dtype, world_of
 from tensorbed.structures.explanation import Explanation

@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import tensorbed as tb
 from tensorbed.nn import Head
 from tensorbed.structures import Structure
 from tensorbed.testing import samples as choices
@@ -22,6 +21,7 @@ from tensorbed.testing.samples import (
     Conformance,
     Draw,
     Sample,
+    assert_all_near,
     assert_near,
     assert_rounded_once,
     assert_same,
@@ -216,41 +216,19 @@ class HeadLaws(Conformance):
                 assert bool(((count - n * share).abs() <= allowed).all())
         assert torch.equal(head.sample(many[:3], temperature=0), head.topk(many[:3], 1).indices[:, 0])
 
-    @spread("dtype", [*HALF, torch.float32])
-    def test_no_less_exact_than_the_dense_loss(self, sample: Sample, draw: Draw, dtype: torch.dtype) -> None:
-        """Against float64 on the same rounded numbers: the loss and its gradients, of the tensors rounded once."""
-        head = make_head(sample, dtype)
-        exact = copy.deepcopy(head).double()
-        h, target = vectors(draw, 64, dtype=dtype)
-        wide = h.detach().double().requires_grad_()
-        logits = F.linear(h, exact.weight.detach().to(dtype), exact.bias.detach().to(dtype))  # type: ignore[union-attr]
-        losses = [head.loss(h, target), F.cross_entropy(logits, target), exact.loss(wide, target)]
-        assert losses[0].dtype == dtype
-        grads = [torch.autograd.grad(one, x, retain_graph=True)[0] for one, x in zip(losses, (h, h, wide), strict=True)]
-        unit = torch.finfo(dtype).eps * (4 if dtype == torch.float32 else 1)
-        for (made, dense, true), few in ((losses, 1), (grads, 8 if dtype == torch.float32 else 1)):
-            off, dense_off = (torch.linalg.vector_norm(one.double() - true) for one in (made, dense))
-            assert bool(off <= max(dense_off, few * unit * torch.linalg.vector_norm(true)))
-        if dtype != torch.float32 and leaves_of(head):
-            pairs = zip(
-                torch.autograd.grad(losses[0], leaves_of(head)),
-                torch.autograd.grad(losses[2], leaves_of(exact)),
-                strict=True,
-            )
-            for one, other in pairs:
-                assert_near(one, other.to(dtype), units=1)
-
     @spread("dtype", HALF)
     def test_half_precision_scores_are_rounded_once(self, sample: Sample, draw: Draw, dtype: torch.dtype) -> None:
-        """Against float64 on the same numbers, by every way: scores and the loss."""
+        """Against float64 on the same numbers, by every way: scores, the loss and its gradients."""
         head = make_head(sample, dtype)
-        exact = (head.packed() if sample.structure.straight_through else copy.deepcopy(head)).double()
-        h, target = vectors(draw, 9, dtype=dtype)
-        wide = h.detach().double()
-        keeps_the_table = sample.structure.row_multiply_adds == 0
-        for head.impl in ("auto", "reference"):
-            if keeps_the_table and head.impl == "reference":
-                continue  # as torch.nn.Linear's: scores are rounded before they are used
+        twin = copy.deepcopy(head).double()
+        exact = head.packed().double() if sample.structure.straight_through else twin
+        h, target = vectors(draw, 64, dtype=dtype)
+        wide = h.detach().double().requires_grad_()
+        grads = torch.autograd.grad(head.loss(h, target), [h, *leaves_of(head)])
+        wanted = torch.autograd.grad(twin.loss(wide, target), [wide, *leaves_of(twin)])
+        assert_all_near(grads, [grad.to(dtype) for grad in wanted], units=1)
+        # Where the table is kept, the reference rounds scores before they are used, as torch.nn.Linear does.
+        for head.impl in ("auto", "reference") if sample.structure.row_multiply_adds != 0 else ("auto",):
             assert_rounded_once(head(h), exact(wide))
             for reduction in ("mean", "none"):
                 made = head.loss(h, target, reduction=reduction)
@@ -317,8 +295,6 @@ class HeadLimits(Conformance):
         expected = dense_loss(head, h, target)
         for head.memory_budget in (1, 4096, 2**16, 2**30):
             assert_near(head.loss(h, target), expected)
-        with pytest.raises(ValueError, match="memory_budget=0"):
-            tb.linear_cross_entropy(h, head, target, memory_budget=0)
 
     @on(choices.trained, one_of_each)
     def test_writes_before_a_head_s_backward_are_noticed(self, sample: Sample, draw: Draw) -> None:

@@ -21,12 +21,15 @@ from tensorbed.testing.samples import (
     Sample,
     assert_near,
     assert_same,
-    assert_writes_are_noticed,
     backends,
     on,
     one_of_each,
     spread,
 )
+
+
+def _rows(draw: Draw, index: Tensor, impl: str, *tensors: Tensor) -> Tensor:
+    return lookup(draw.structure, draw.structure.named(tensors), index, impl=impl)
 
 
 class StructureLaws(Conformance):
@@ -48,6 +51,8 @@ class StructureLaws(Conformance):
         p, index = draw.params(grad=False), draw.index(9)
         for impl in draw.structure.impls:
             assert_near(lookup(draw.structure, p, index, impl=impl), draw.structure.full(p)[index])
+        with pytest.raises(ValueError, match='"auto", "reference"'):
+            lookup(draw.structure, p, index, impl="fastest")
 
     def test_gradients_are_those_of_the_table(self, sample: Sample, impl: str, draw: Draw) -> None:
         for dtype in (torch.float64, torch.float32):
@@ -55,28 +60,15 @@ class StructureLaws(Conformance):
             rows, expected = lookup(draw.structure, p, index, impl=impl), draw.structure.full(p)[index]
             assert_same(rows, expected, [t for t in p.values() if t.requires_grad], draw)
 
-    @on(choices.trained, one_of_each)
-    def test_writes_before_backward_are_noticed(self, sample: Sample, impl: str, draw: Draw) -> None:
-        p, index = draw.params(torch.float32), draw.index(9)
-        leaves = [t for t in p.values() if t.requires_grad]
-        assert_writes_are_noticed(partial(lookup, draw.structure, p, index, impl=impl), leaves, [*p.values(), index])
-
     @on(choices.trained, choices.smooth, one_of_each)
     def test_gradcheck(self, sample: Sample, impl: str, draw: Draw) -> None:
-        rows, index = self._rows(draw, impl), draw.index(5)
-        assert torch.autograd.gradcheck(partial(rows, index), tuple(draw.params().values()), fast_mode=True)
+        rows = partial(_rows, draw, draw.index(5), impl)
+        assert torch.autograd.gradcheck(rows, tuple(draw.params().values()), fast_mode=True)
 
     @on(choices.trained, choices.smooth)
     def test_reference_is_twice_differentiable(self, sample: Sample, draw: Draw) -> None:
-        rows, index = self._rows(draw, "reference"), draw.index(4)
-        assert torch.autograd.gradgradcheck(partial(rows, index), tuple(draw.params().values()), fast_mode=True)
-
-    @staticmethod
-    def _rows(draw: Draw, impl: str) -> Any:
-        def rows(index: Tensor, *tensors: Tensor) -> Tensor:
-            return lookup(draw.structure, draw.structure.named(tensors), index, impl=impl)
-
-        return rows
+        rows = partial(_rows, draw, draw.index(4), "reference")
+        assert torch.autograd.gradgradcheck(rows, tuple(draw.params().values()), fast_mode=True)
 
     def test_project_is_a_product_with_a_block_of_rows(self, sample: Sample, draw: Draw) -> None:
         p, x = draw.params(), draw.normal(2, 3, sample.cols).requires_grad_()
@@ -94,11 +86,6 @@ class StructureLaws(Conformance):
         for dtype in (torch.float32, torch.bool, torch.uint8):
             with pytest.raises(TypeError, match="int32 or int64"):
                 lookup(draw.structure, p, torch.zeros(2, dtype=dtype), impl=impl)
-
-    @on(one_of_each)
-    def test_an_unknown_way_is_refused_by_name(self, sample: Sample, draw: Draw) -> None:
-        with pytest.raises(ValueError, match='"auto", "reference"'):
-            lookup(draw.structure, draw.params(grad=False), draw.index(2), impl="fastest")
 
     @on(choices.drawn)
     def test_drawn_tables_have_the_standard_deviation_asked_for(self, sample: Sample, draw: Draw) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any, ClassVar
 
 import pytest
@@ -25,8 +25,6 @@ from tensorbed.testing.samples import (
     spread,
 )
 
-_DYNAMIC = torch.export.Dim.DYNAMIC
-
 
 class Traced(Conformance):
     """Compiles for tests, ``by_inductor`` the structures of these kinds; ``None`` is all of them.
@@ -47,28 +45,33 @@ class Traced(Conformance):
         torch.compiler.reset()
 
 
+# A layer, its options, and the arguments of a call of some size.
+USES: dict[str, tuple[type[Any], dict[str, Any], Callable[[Draw, int], tuple[Tensor, ...]]]] = {
+    "lookup": (Embedding, {"padding_idx": 1}, lambda draw, n: (draw.index(n, 4),)),
+    "bags": (EmbeddingBag, {"padding_idx": 1}, lambda draw, n: (draw.index(3 * n), torch.tensor([0, 2, 2, 5]))),
+    "sums": (EmbeddingBag, {"mode": "sum"}, lambda draw, n: (draw.index(n, 4),)),
+    "largest": (EmbeddingBag, {"mode": "max", "padding_idx": 1}, lambda draw, n: (draw.index(n), torch.arange(n - 1))),
+}
+
+
 class TracingLaws(Traced):
     """``torch.compile``, ``torch.export`` and ONNX; inherit with ``samples`` set."""
 
     @on(one_of_each)
-    def test_compiled_lookup(self, sample: Sample, draw: Draw) -> None:
-        layer = make(sample, padding_idx=1, dtype=torch.float32)
+    @spread("use", ["lookup", "bags"])
+    def test_compiled_layers(self, sample: Sample, draw: Draw, use: str) -> None:
+        kind, options, arguments = USES[use]
+        layer = make(sample, kind, dtype=torch.float32, **options)
         compiled = self.compiled(layer, sample)
-        for shape in ((3, 4), (5, 6)):
-            index = draw.index(*shape)
-            assert_same(compiled(index), layer(index), leaves_of(layer), draw)
-        with pytest.raises(IndexError, match=f"index {sample.rows} is out of range"):
-            compiled(torch.full((3, 4), sample.rows))
-
-    @on(one_of_each)
-    def test_compiled_bag(self, sample: Sample, draw: Draw) -> None:
-        layer = make(sample, EmbeddingBag, padding_idx=1, mode="mean", dtype=torch.float32)
-        compiled, offsets = self.compiled(layer, sample), torch.tensor([0, 2, 2, 5])
-        for n in (7, 12):
-            index = draw.index(n)
-            assert_same(compiled(index, offsets), layer(index, offsets), leaves_of(layer), draw)
-        with pytest.raises(IndexError, match="index -1 is out of range"):
-            compiled(torch.full((7,), -1), offsets)
+        for n in (3, 5):
+            call = arguments(draw, n)
+            assert_same(compiled(*call), layer(*call), leaves_of(layer), draw)
+        for bad in (sample.rows, -1):
+            with pytest.raises(IndexError, match=f"index {bad} is out of range"):
+                compiled(torch.full_like(call[0], bad), *call[1:])
+        if use == "bags":
+            with pytest.raises(ValueError, match="the first bag begins at 0"):
+                compiled(call[0], call[1] + 1)
 
     @on(one_of_each)
     def test_a_fresh_layer_compiles_whichever_way(self, sample: Sample, impl: str, draw: Draw) -> None:
@@ -78,61 +81,48 @@ class TracingLaws(Traced):
         assert_near(compiled(index), make(sample, impl=impl)(index))
 
     @on(one_of_each)
-    def test_compiled_bags_check_their_offsets(self, sample: Sample, draw: Draw) -> None:
-        compiled: Any = torch.compile(make(sample, EmbeddingBag), fullgraph=True, backend="aot_eager")
-        with pytest.raises(ValueError, match="the first bag begins at 0"):
-            compiled(draw.index(5), torch.tensor([2, 4]))
-
-    @on(one_of_each)
-    def test_exported_lookup(self, sample: Sample, draw: Draw) -> None:
-        layer = make(sample, padding_idx=-1)
-        exported = torch.export.export(layer, (draw.index(3, 4),), dynamic_shapes=({0: _DYNAMIC, 1: _DYNAMIC},))
-        run = exported.module()
-        for shape in ((3, 4), (7, 2)):
-            index = draw.index(*shape)
-            assert_near(run(index), layer(index))
-        # An exported graph cannot raise: it clamps, here to the padding row.
-        assert_near(run(torch.full((3, 4), sample.rows + 5)), layer(torch.full((3, 4), sample.rows - 1)))
-
-    @on(one_of_each)
-    def test_exported_bag(self, sample: Sample, draw: Draw) -> None:
-        layer = make(sample, EmbeddingBag, padding_idx=1)
-        arguments = (draw.index(9), torch.tensor([0, 4, 4]))
-        exported = torch.export.export(layer, arguments, dynamic_shapes=({0: _DYNAMIC}, {0: _DYNAMIC}))
-        for n, offsets in ((9, [0, 4, 4]), (5, [0, 1, 3, 3, 5])):
-            index = draw.index(n)
-            assert_near(exported.module()(index, torch.tensor(offsets)), layer(index, torch.tensor(offsets)))
+    @spread("use", ["lookup", "bags"])
+    def test_exported_layers(self, sample: Sample, draw: Draw, use: str) -> None:
+        kind, options, arguments = USES[use]
+        layer = make(sample, kind, **options)
+        call = arguments(draw, 3)
+        run = torch.export.export(layer, call, dynamic_shapes=_dynamic(call)).module()
+        for other in (call, arguments(draw, 7)):
+            assert_near(run(*other), layer(*other))
+        # An exported graph cannot raise: it clamps.
+        beyond, last = (torch.full_like(call[0], row) for row in (sample.rows + 5, sample.rows - 1))
+        assert_near(run(beyond, *call[1:]), layer(last, *call[1:]))
 
     @on(one_of_each)
     @pytest.mark.filterwarnings("ignore")
     def test_onnx(self, sample: Sample, draw: Draw, tmp_path: Any) -> None:
-        layer = make(sample, padding_idx=1, dtype=torch.float32).eval()
-        self._assert_same_in_onnx(layer, [(draw.index(3, 4),), (draw.index(6, 2),)], tmp_path)
+        self._assert_same_in_onnx("lookup", sample, draw, tmp_path)
 
     # What pools rows is the same for all structures.
     @on(lambda samples: one_of_each(samples)[:1])
-    @spread(("mode", "padding_idx"), [("sum", None), ("mean", 1), ("max", 1)])
+    @spread("use", ["bags", "sums", "largest"])
     @pytest.mark.filterwarnings("ignore")
-    def test_bags_in_onnx(self, sample: Sample, draw: Draw, mode: str, padding_idx: int | None, tmp_path: Any) -> None:
-        bag = make(sample, EmbeddingBag, mode=mode, padding_idx=padding_idx, dtype=torch.float32).eval()
-        calls: list[tuple[Tensor, ...]] = [(draw.index(3, 4),), (draw.index(6, 2),)]
-        if mode != "sum":
-            calls = [(draw.index(9), torch.tensor([0, 4, 4])), (draw.index(5), torch.tensor([0, 1, 3, 3]))]
-        self._assert_same_in_onnx(bag, calls, tmp_path)
+    def test_bags_in_onnx(self, sample: Sample, draw: Draw, use: str, tmp_path: Any) -> None:
+        self._assert_same_in_onnx(use, sample, draw, tmp_path)
 
     @staticmethod
-    def _assert_same_in_onnx(layer: Embedding | EmbeddingBag, calls: Sequence[tuple[Tensor, ...]], folder: Any) -> None:
+    def _assert_same_in_onnx(use: str, sample: Sample, draw: Draw, folder: Any) -> None:
         runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
         pytest.importorskip("onnxscript", reason="onnxscript is not installed")
-        path = str(folder / "layer.onnx")
-        shapes = tuple(dict.fromkeys(range(t.dim()), _DYNAMIC) for t in calls[0])
-        torch.onnx.export(layer, calls[0], path, dynamo=True, dynamic_shapes=shapes, verbose=False)
+        kind, options, arguments = USES[use]
+        layer = make(sample, kind, dtype=torch.float32, **options).eval()
+        calls, path = [arguments(draw, 3), arguments(draw, 6)], str(folder / "layer.onnx")
+        torch.onnx.export(layer, calls[0], path, dynamo=True, dynamic_shapes=_dynamic(calls[0]), verbose=False)
         session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
         names = [i.name for i in session.get_inputs()]
         for call in calls:
-            fed = {name: t.numpy() for name, t in zip(names, call, strict=True)}
-            (out,) = session.run(None, fed)
+            (out,) = session.run(None, {name: t.numpy() for name, t in zip(names, call, strict=True)})
             assert_near(torch.from_numpy(out), layer(*call).detach())
+
+
+def _dynamic(call: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
+    """Every size of every argument may be another."""
+    return tuple(dict.fromkeys(range(t.dim()), torch.export.Dim.DYNAMIC) for t in call)
 
 
 class HeadTracing(Traced):

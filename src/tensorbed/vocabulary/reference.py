@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tensorbed.backends.scores.rows import scores_of_rows
+from tensorbed.backends.scores.scoring import scores_of_rows
 from tensorbed.vocabulary.loss import Asked
 from tensorbed.vocabulary.scorer import Vocabulary
 
