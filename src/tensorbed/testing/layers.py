@@ -59,7 +59,7 @@ class EmbeddingParity(Conformance):
         assert_same(layer(index), F.embedding(index, layer.weight, **options), leaves_of(layer), draw)
 
     @on(one_of_each)
-    def test_the_padding_row(self, sample: Sample) -> None:
+    def test_the_padding_row_and_fitted_tables(self, sample: Sample) -> None:
         layer = make(sample, padding_idx=1)
         if sample.structure.can_initialise:
             assert layer(torch.tensor([1])).count_nonzero() == 0
@@ -68,20 +68,15 @@ class EmbeddingParity(Conformance):
         assert (layer.weight[[0, 2]].abs().sum(1) > 0).all()
         table = layer.weight.detach().clone()
         table[1] = torch.arange(sample.cols)
+        thawed = Embedding.from_pretrained(table, sample.format, freeze=False)
+        assert all(p.requires_grad for p in thawed.parameters())
         fitted = Embedding.from_pretrained(table, sample.format, padding_idx=1)
+        assert not any(p.requires_grad for p in fitted.parameters())
+        assert fitted.fit_error is not None
         assert torch.equal(fitted(torch.tensor([1, 1]))[0], table[1])
         assert torch.equal(fitted.weight[1], table[1])
         stored = fitted.structure.bytes(torch.float64) + sample.cols * 8
         assert fitted.compression_ratio == pytest.approx(table.nbytes / stored)
-
-    @on(one_of_each)
-    def test_from_pretrained_freezes_as_torch_does(self, sample: Sample) -> None:
-        table = make(sample).weight.detach()
-        frozen = Embedding.from_pretrained(table, sample.format)
-        assert frozen.fit_error is not None
-        assert not any(p.requires_grad for p in frozen.parameters())
-        thawed = Embedding.from_pretrained(table, sample.format, freeze=False)
-        assert all(p.requires_grad for p in thawed.parameters())
 
     @on(choices.small)
     def test_nothing_of_the_table_s_size_is_allocated(self, sample: Sample, draw: Draw) -> None:
@@ -215,11 +210,16 @@ class BagParity(Conformance):
         index = draw.index(12)
         index[4:7], index[11] = 2, sample.rows - 1
         offsets = torch.tensor([0, 3, 3, 4, 7, 12])  # empty bags inside and at the end, one of padding only
+        calls: list[Sequence[Any]] = [(index, offsets), (index.reshape(3, 4), None), (index.int(), offsets.int())]
         # Numbers that were rounded are often equal, and of equal largest ones any may have the gradient.
         ties = mode == "max" and sample.structure.straight_through
-        calls: list[Sequence[Any]] = [(index, offsets), (index.reshape(3, 4), None), (index.int(), offsets.int())]
+        leaves = [] if ties else leaves_of(layer)
         for call in calls:
-            assert_same(layer(*call), as_torch(layer, *call), [] if ties else leaves_of(layer), draw)
+            assert_same(layer(*call), as_torch(layer, *call), leaves, draw)
+        if mode == "sum":
+            weights = draw.normal(12).requires_grad_()
+            for call in ((index, offsets, weights), (index.reshape(3, 4), None, weights.reshape(3, 4))):
+                assert_same(layer(*call), as_torch(layer, *call), [weights, *leaves], draw)
 
     @on(one_of_each)
     @spread("mode", ["sum", "mean", "max"])
@@ -233,18 +233,6 @@ class BagParity(Conformance):
             assert_same(layer(index, offsets), expected, leaves, draw)
         with pytest.raises(IndexError, match="out of range"):
             layer(index.index_fill(0, torch.tensor([8]), sample.rows), offsets)
-
-    @on(one_of_each)
-    def test_per_sample_weights(self, sample: Sample, impl: str, draw: Draw) -> None:
-        layer = make(sample, EmbeddingBag, mode="sum", impl=impl, padding_idx=1)
-        index, weights = draw.index(9), draw.normal(9).requires_grad_()
-        index[3] = 1
-        calls: list[Sequence[Any]] = [
-            (index, torch.tensor([0, 4]), weights),
-            (index.reshape(3, 3), None, weights.reshape(3, 3)),
-        ]
-        for call in calls:
-            assert_same(layer(*call), as_torch(layer, *call), [weights, *leaves_of(layer)], draw)
 
     @on(choices.trained, one_of_each)
     def test_writes_before_a_bag_s_backward_are_noticed(self, sample: Sample, impl: str, draw: Draw) -> None:

@@ -78,14 +78,17 @@ Test = TypeVar("Test", bound=Callable[..., None])
 Choice = Callable[[Sequence[Sample]], Sequence[Sample]]
 
 
-def on(*choices: Choice) -> Callable[[Test], Test]:
-    """Run a test on the samples it is about: what the first choice leaves, then the next."""
-
+def _marked(name: str, value: object) -> Callable[[Test], Test]:
     def mark(test: Test) -> Test:
-        test.choices = choices  # type: ignore[attr-defined]
+        setattr(test, name, value)
         return test
 
     return mark
+
+
+def on(*choices: Choice) -> Callable[[Test], Test]:
+    """Run a test on the samples it is about: what the first choice leaves, then the next."""
+    return _marked("choices", choices)
 
 
 def spread(names: str | tuple[str, ...], values: Sequence[Any]) -> Callable[[Test], Test]:
@@ -93,13 +96,8 @@ def spread(names: str | tuple[str, ...], values: Sequence[Any]) -> Callable[[Tes
 
     Each sample occurs and each value occurs, not each with each: for options that do not depend on the table's size.
     """
-    given = ((names,), [(value,) for value in values]) if isinstance(names, str) else (names, values)
-
-    def mark(test: Test) -> Test:
-        test.spread_over = given  # type: ignore[attr-defined]
-        return test
-
-    return mark
+    single = isinstance(names, str)
+    return _marked("spread_over", ((names,), [(value,) for value in values]) if single else (names, values))
 
 
 def backends(structure: Structure) -> list[str]:

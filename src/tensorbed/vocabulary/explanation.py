@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -39,7 +38,7 @@ class ScoresExplanation:
     training: bool
     multiply_adds_dense: int
     multiply_adds: int
-    considered: Mapping[str, float]
+    considered: dict[str, float]
     path: str
     group: int
     height: int
@@ -48,7 +47,7 @@ class ScoresExplanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and dicts, for JSON."""
-        return {**asdict(self), "considered": dict(self.considered)}
+        return asdict(self)
 
     def __str__(self) -> str:
         dense, made = self.multiply_adds_dense, self.multiply_adds

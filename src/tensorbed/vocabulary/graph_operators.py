@@ -126,14 +126,14 @@ def _computed_op(*given: Any) -> list[Tensor]:
     asked = _asked(*given)
     if asked.target is not None:
         check_targets(asked.target, asked.structure.rows, asked.options.ignore_index)
-    made = evaluate(asked)
-    if made.lse is None:
-        return [made.out]
+    out, lse, grads = evaluate(asked)
+    if lse is None:
+        return [out]
     if not _makes_gradients(given):
-        return [made.out, made.lse]
+        return [out, lse]
     # Which walk is the best depends on sizes that a graph may not know: it always gets the gradients.
-    grads = differentiate(asked, made.lse, torch.ones_like(made.out)) if made.grads is None else made.grads
-    return [made.out, made.lse, *_filled(grads, made.lse)]
+    grads = differentiate(asked, lse, torch.ones_like(out)) if grads is None else grads
+    return [out, lse, *_filled(grads, lse)]
 
 
 @_computed_op.register_fake

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -95,15 +96,15 @@ def loss_of(
     weight_name: str = "class_weight",
 ) -> Tensor:
     """The loss for vectors and targets of any shape."""
-    classes = vocabulary.structure.rows
     check_vectors(vocabulary, h)
     check_target_shape(target, h)
-    check_per_class(class_weight, classes, weight_name)
+    check_per_class(class_weight, vocabulary.structure.rows, weight_name)
     if class_weight is not None and class_weight.requires_grad and torch.is_grad_enabled():
         raise ValueError(
             f"{weight_name} requires a gradient, which the loss does not have for it; give {weight_name}.detach()."
         )
-    loss = _computed(vocabulary, h, options, impl, target.reshape(-1).long(), class_weight)
+    x = h.reshape(-1, vocabulary.structure.cols)
+    loss = _computed(Asked(vocabulary, x, target.reshape(-1).long(), class_weight, options), impl)
     # Of the dtype of the vectors, as in torch; under autocast single precision, as in torch.
     loss = loss.to(working_dtype(h) if is_autocast(h) else h.dtype)
     return loss.reshape(target.shape) if options.reduction == "none" else loss
@@ -167,22 +168,14 @@ def check_impl(impl: str) -> None:
         raise ValueError(f'impl={impl!r}: choose one of "auto", "reference".')
 
 
-def _computed(
-    vocabulary: Vocabulary,
-    h: Tensor,
-    options: Options,
-    impl: str,
-    target: Tensor | None = None,
-    class_weight: Tensor | None = None,
-) -> Tensor:
-    """A loss, or without targets scores: tile by tile; by operators in a graph; else by all logits in plain PyTorch."""
+def _computed(asked: Asked, impl: str) -> Tensor:
+    """Tile by tile; by operators in a graph; else by all logits in plain PyTorch."""
     check_impl(impl)
-    world, structure = world_of(h), vocabulary.structure
-    asked = Asked(vocabulary, h.reshape(-1, structure.cols), target, class_weight, options)
+    world, structure, target = world_of(asked.x), asked.structure, asked.target
     if world is World.COMPILED and impl == "auto" and graph_operators.can_trace(structure):
         return graph_operators.traced(asked)
     if target is not None:
-        target = graph_operators.checked_targets(target, structure.rows, options.ignore_index, world)
+        target = graph_operators.checked_targets(target, structure.rows, asked.options.ignore_index, world)
         asked = replace(asked, target=target)
     return computed(asked) if world is World.EAGER and impl == "auto" else reference.computed(asked)
 
@@ -192,7 +185,8 @@ def logits_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, impl
     check_vectors(vocabulary, h)
     if is_autocast(h) and torch.float64 not in (h.dtype, *(t.dtype for t in vocabulary.tensors)):
         h = h.to(torch.get_autocast_dtype(h.device.type))
-    made = _computed(vocabulary, h, Options(memory_budget=memory_budget), impl)
+    x, options = h.reshape(-1, vocabulary.structure.cols), Options(memory_budget=memory_budget)
+    made = _computed(Asked(vocabulary, x, None, None, options), impl)
     return made.reshape(*h.shape[:-1], vocabulary.structure.rows)
 
 
@@ -221,17 +215,19 @@ def sample_of(
     generator: torch.Generator | None,
     options: Options,
 ) -> Tensor:
-    """One class for each vector: ``(*, cols) -> (*)``."""
-    classes = vocabulary.structure.rows
+    """One class for each vector, drawn with the probability that its score has: ``(*, cols) -> (*)``."""
+    structure, softcap, budget = vocabulary.structure, options.softcap, options.memory_budget
     check_vectors(vocabulary, h)
     require_number(temperature, "temperature", low=0, inclusive=True)
     if top_k is not None:
-        _check_choice(top_k, "top_k", classes)
-    if world_of(h) is World.EAGER:
-        x = h.reshape(-1, vocabulary.structure.cols)
-        return sampling.sample(vocabulary, x, temperature, top_k, generator, options).reshape(h.shape[:-1])
-    scores = reference.capped(reference.scores(vocabulary.detached(), h.detach()), options.softcap)
-    return sampling.drawn(*torch.topk(scores, classes if top_k is None else top_k), temperature, generator)
+        _check_choice(top_k, "top_k", structure.rows)
+    if top_k is None and temperature > 0 and world_of(h) is World.EAGER:
+        # The largest of scores with noise is such a draw, so that no sum over all rows is needed.
+        noisy = partial(sampling.with_noise, temperature=temperature, generator=generator)
+        best = sampling.topk(vocabulary, h.reshape(-1, structure.cols), 1, budget, softcap, noisy)
+        return best.indices.reshape(h.shape[:-1])
+    values, indices = topk_of(vocabulary, h, 1 if temperature == 0 else top_k or structure.rows, budget)
+    return sampling.drawn(reference.capped(values.to(working_dtype(values)), softcap), indices, temperature, generator)
 
 
 def _check_choice(k: int, name: str, classes: int) -> None:

@@ -46,10 +46,6 @@ class Options:
             raise ValueError(f"ignore_index={ignored}: targets are int64, which it does not fit into.")
         check_budget(self.memory_budget)
 
-    def counted(self, target: Tensor) -> Tensor:  # (n,) -> (n,) bool
-        """Which targets are not ignored."""
-        return torch.ones_like(target, dtype=torch.bool) if self.ignore_index is None else target != self.ignore_index
-
 
 def check_budget(memory_budget: int | None) -> None:
     """A positive number of bytes, or none."""
@@ -79,46 +75,26 @@ class Asked:
         return self.x.requires_grad or self.vocabulary.trains
 
 
-@dataclass(frozen=True)
-class Made:
-    """A loss and what backward goes on from: the log-sum-exp of each vector, or all gradients; or scores."""
-
-    out: Tensor
-    lse: Tensor | None = None
-    grads: list[Tensor | None] | None = None  # of the vectors, the bias and the tensors
-
-
 def computed(asked: Asked) -> Tensor:
-    """The loss or the scores, differentiable in vectors, bias and tensors. Ignored vectors are not even scored."""
-    target = asked.target
-    if target is None or bool((counted := asked.options.counted(target)).all()):
-        return _of_counted(asked)
-    kept = counted.nonzero()[:, 0]
-    loss = _of_counted(replace(asked, x=asked.x.index_select(0, kept), target=target.index_select(0, kept)))
-    if asked.options.reduction != "none":
-        return loss
-    return loss.new_zeros(counted.shape).index_copy(0, kept, loss)
-
-
-def _of_counted(asked: Asked) -> Tensor:
+    """The loss or the scores, differentiable in the vectors, the bias and the tensors."""
     vocabulary = asked.vocabulary
     if torch.is_grad_enabled() and asked.trains:
         inputs = (asked.x, vocabulary.bias, *vocabulary.tensors)
         out: Tensor = _Computed.apply(asked, *inputs)  # type: ignore[no-untyped-call]
         return out
-    return evaluate(replace(asked, x=asked.x.detach(), vocabulary=vocabulary.detached())).out
+    return evaluate(replace(asked, x=asked.x.detach(), vocabulary=vocabulary.detached()))[0]
 
 
 @torch.no_grad()
-def evaluate(asked: Asked) -> Made:
-    """The loss, and its gradients where making them now is cheaper; or the scores."""
+def evaluate(asked: Asked) -> tuple[Tensor, Tensor | None, list[Tensor | None] | None]:
+    """The loss, the log-sum-exp of each vector, and :func:`differentiate` where doing it now is cheaper; or scores."""
     with full_precision(asked.x):
         if asked.target is None:
-            return Made(_scores(asked))
+            return _scores(asked), None, None
         passes = _Passes(asked, asked.target)
-        if passes.scorer.tiling.passes == GROUPS:
-            return Made(passes.in_groups(), passes.lse, passes.scorer.gradients())
-        return Made(passes.forward(), passes.lse)
+        at_once = passes.scorer.tiling.passes == GROUPS
+        passes.in_groups() if at_once else passes.forward()
+        return passes.reduced(), passes.of_all(passes.lse), passes.gradients() if at_once else None
 
 
 @torch.no_grad()
@@ -129,7 +105,7 @@ def differentiate(asked: Asked, lse: Tensor | None, grad: Tensor) -> list[Tensor
             return _gradients_of_scores(asked, grad)
         passes = _Passes(asked, asked.target)
         passes.backward(lse, grad)
-        return passes.scorer.gradients()
+        return passes.gradients()
 
 
 def _scores(asked: Asked) -> Tensor:
@@ -166,26 +142,30 @@ def _gradients_of_scores(asked: Asked, grad: Tensor) -> list[Tensor | None]:
 
 
 class _Passes:
-    """The passes of one loss over tiles of scores, by the cheapest way.
+    """The passes of one loss over tiles of scores, by the cheapest way. Ignored vectors are not even scored.
 
     Shape:
-        - target: ``(n,)``, in the order in which rows are scored; -1 where ignored
+        - kept: ``(n,)``, which vectors are not ignored; ``None`` where none is
+        - target: ``(n,)``, in the order in which rows are scored
         - loss, z_loss, lse: ``(n,)``, of each vector
     """
 
     def __init__(self, asked: Asked, target: Tensor) -> None:
-        vocabulary, options, weight = asked.vocabulary, asked.options, asked.class_weight
-        said, rows = {"trains": asked.trains, "at_once": options.reduction != "none"}, asked.structure.rows
-        self.scorer = scorer = Scorer(vocabulary, asked.x, options.memory_budget, options.softcap, **said)
+        options, weight, x, self.asked = asked.options, asked.class_weight, asked.x, asked
+        counts = None if options.ignore_index is None else target != options.ignore_index
+        self.kept = None if counts is None or bool(counts.all()) else counts.nonzero()[:, 0]
+        if self.kept is not None:
+            x, target = x.detach()[self.kept].requires_grad_(x.requires_grad), target[self.kept]
+        said = {"trains": asked.trains, "at_once": options.reduction != "none"}
+        self.scorer = scorer = Scorer(asked.vocabulary, x, options.memory_budget, options.softcap, **said)
         if weight is not None:
             weight = scorer.in_order(weight.detach().to(scorer.x.dtype)).contiguous()
-        self.target = torch.where(options.counted(target), scorer.position(target.clamp(0, rows - 1)), -1)
-        self.terms = Terms(rows, options.label_smoothing, weight, options.z_loss)
-        self.each = options.reduction == "none"
+        self.target = scorer.position(target)
+        self.terms = Terms(asked.structure.rows, options.label_smoothing, weight, options.z_loss)
         self.divisors = self.terms.divisors(self.target, scorer.x.dtype, options.reduction)
         self.loss, self.z_loss, self.lse = (scorer.x.new_empty(scorer.x.shape[0]) for _ in range(3))
 
-    def forward(self) -> Tensor:
+    def forward(self) -> None:
         """Every tile once, none kept."""
         buffer = self.scorer.buffer()
         for group in self.scorer.groups():
@@ -193,10 +173,11 @@ class _Passes:
             for start, tile in self.scorer.tiles(group, buffer):
                 sums.absorb(self.scorer.cap_(tile), start)
             self._settle(group, sums)
-        return self._reduced()
 
     def backward(self, lse: Tensor, grad: Tensor) -> None:
         """Every tile once more, and its gradients."""
+        if self.kept is not None:
+            lse, grad = lse[self.kept], grad[self.kept] if grad.dim() else grad
         buffer, scales = self.scorer.buffer(), [grad.to(lse.dtype) * scale for scale in self._scales()]
         for group in self.scorer.groups():
             sums = self._sums(group)
@@ -205,27 +186,25 @@ class _Passes:
                 self._go_back(group, sums, tile)
             self.scorer.finish(group)
 
-    def in_groups(self) -> Tensor:
+    def in_groups(self) -> None:
         """Scores of a group over all rows, then their gradients while the next group's scores take their place."""
         scorer, scales = self.scorer, self._scales()
         buffers = {start: scorer.x.new_empty((stop - start) * scorer.tiling.group) for start, stop in scorer.blocks}
         before: tuple[Group, Sums] | None = None
         for group in chain(scorer.groups(), [None]):
-            sums = None if group is None else self._sums(group)
-            for start, stop in scorer.each_block():
+            now = None if group is None else (group, self._sums(group))
+            for start, _ in scorer.each_block():
                 if before is not None:
-                    self._go_back(*before, _tile(buffers[start], stop - start, before[0]))
-                if group is not None and sums is not None:
-                    tile = _tile(buffers[start], stop - start, group)
-                    scorer.write(group, tile)
-                    sums.absorb(tile if scorer.softcap is None else scorer.cap_(tile.clone()), start)
+                    self._go_back(*before, scorer.tile(before[0], buffers[start]))
+                if now is not None:
+                    tile = scorer.tile(now[0], buffers[start])
+                    scorer.write(now[0], tile)
+                    now[1].absorb(tile if scorer.softcap is None else scorer.cap_(tile.clone()), start)
             if before is not None:
                 scorer.finish(before[0])
-            if group is not None and sums is not None:
-                lse = self._settle(group, sums)
-                sums.turn_back(lse, *(scale[group.at] for scale in scales))
-                before = group, sums
-        return self._reduced()
+            if now is not None:
+                now[1].turn_back(self._settle(*now), *(scale[now[0].at] for scale in scales))
+            before = now
 
     def _scales(self) -> list[Tensor]:
         """One over what each vector's loss and z-loss are divided by."""
@@ -241,11 +220,6 @@ class _Passes:
         self.loss[group.at], self.z_loss[group.at] = sums.losses(lse)
         return lse
 
-    def _reduced(self) -> Tensor:
-        if self.each:
-            return self.loss + self.z_loss
-        return self.loss.sum() / self.divisors[0] + self.z_loss.sum() / self.divisors[1]
-
     def _go_back(self, group: Group, sums: Sums, tile: Tensor) -> None:
         """From a tile of scores to its gradients."""
         slope = self.scorer.slope(tile)
@@ -254,19 +228,32 @@ class _Passes:
             tile *= slope
         self.scorer.backward(group, tile)
 
+    def reduced(self) -> Tensor:
+        """The loss, or that of each vector."""
+        if self.asked.options.reduction == "none":
+            return self.of_all(self.loss + self.z_loss)
+        return self.loss.sum() / self.divisors[0] + self.z_loss.sum() / self.divisors[1]
 
-def _tile(buffer: Tensor, rows: int, group: Group) -> Tensor:  # -> (rows, n)
-    return buffer[: rows * group.count].view(rows, group.count)
+    def gradients(self) -> list[Tensor | None]:
+        """Of the vectors, the bias and the tensors."""
+        of_x, *others = self.scorer.gradients()
+        return [None if of_x is None else self.of_all(of_x), *others]
+
+    def of_all(self, of_kept: Tensor) -> Tensor:  # (kept, *) -> (n, *)
+        """With zeros for the vectors that are ignored."""
+        if self.kept is None:
+            return of_kept
+        return of_kept.new_zeros(self.asked.x.shape[0], *of_kept.shape[1:]).index_copy_(0, self.kept, of_kept)
 
 
 class _Computed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, asked: Asked, *inputs: Tensor | None) -> Tensor:
-        made, v = evaluate(asked), asked.vocabulary
-        ctx.grads, ctx.options, ctx.structure, ctx.padding_idx = made.grads, asked.options, v.structure, v.padding_idx
+        (out, lse, ctx.grads), v = evaluate(asked), asked.vocabulary
+        ctx.options, ctx.structure, ctx.padding_idx = asked.options, v.structure, v.padding_idx
         # Every tensor is saved by autograd, which notices when one is written to before backward.
-        ctx.save_for_backward(made.lse, asked.target, asked.class_weight, v.padding_row, *inputs)
-        return made.out
+        ctx.save_for_backward(lse, asked.target, asked.class_weight, v.padding_row, *inputs)
+        return out
 
     @staticmethod
     @differentiable_once

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -39,14 +41,8 @@ def computed(asked: Asked) -> Tensor:
         return made.to(asked.x.dtype)
     ignored = _NOWHERE if options.ignore_index is None else options.ignore_index
     weight = None if asked.class_weight is None else asked.class_weight.to(made.dtype)
-    loss = F.cross_entropy(
-        made,
-        target,
-        weight,
-        ignore_index=ignored,
-        reduction=options.reduction,
-        label_smoothing=options.label_smoothing,
-    )
+    said: Any = {"reduction": options.reduction, "label_smoothing": options.label_smoothing}
+    loss = F.cross_entropy(made, target, weight, ignore_index=ignored, **said)
     if not options.z_loss:
         return loss
     counted = target != ignored

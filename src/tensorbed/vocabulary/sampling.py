@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tensorbed.dispatch import full_precision, working_dtype
-from tensorbed.vocabulary.loss import Options
-from tensorbed.vocabulary.reference import capped
+from tensorbed.dispatch import full_precision
 from tensorbed.vocabulary.scorer import Scorer, Vocabulary
 
 
@@ -62,37 +59,17 @@ def _merged(found: tuple[Tensor, Tensor] | None, scores: Tensor, start: int, k: 
 
 
 @torch.no_grad()
-def sample(
-    vocabulary: Vocabulary,
-    x: Tensor,
-    temperature: float,
-    top_k: int | None,
-    generator: torch.Generator | None,
-    options: Options,
-) -> Tensor:  # (n, cols) -> (n,)
-    """One row for each vector, drawn with the probability ``softmax(scores / temperature)`` gives it.
-
-    The largest of scores with Gumbel noise is such a draw, so that no sum over all rows is needed. Temperature 0 takes
-    the largest score itself.
-    """
-    softcap, memory_budget = options.softcap, options.memory_budget
-    if temperature == 0:
-        return topk(vocabulary, x, 1, memory_budget).indices[:, 0]
-    if top_k is None:
-        noisy = partial(_with_noise, temperature=temperature, generator=generator)
-        return topk(vocabulary, x, 1, memory_budget, softcap, noisy).indices[:, 0]
-    values, indices = topk(vocabulary, x, top_k, memory_budget)
-    return drawn(capped(values.to(working_dtype(values)), softcap), indices, temperature, generator)
-
-
 def drawn(values: Tensor, indices: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """One of the indices by the scores in order, ``(*, k) -> (*)``."""
+    """One of the indices by its score, the largest first: ``(*, k) -> (*)``."""
     if temperature == 0:
         return indices[..., 0]
-    return indices.gather(-1, _with_noise(values, temperature, generator).argmax(-1, keepdim=True))[..., 0]
+    return indices.gather(-1, with_noise(values, temperature, generator).argmax(-1, keepdim=True))[..., 0]
 
 
-def _with_noise(scores: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """Scores with Gumbel noise of this temperature, which may be so small that dividing by it would overflow."""
+def with_noise(scores: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
+    """Scores with Gumbel noise, the largest of which is drawn with the probability ``softmax(scores / temperature)``.
+
+    The temperature may be so small that dividing by it would overflow.
+    """
     noise = torch.empty_like(scores).exponential_(generator=generator)
     return scores - noise.clamp_min_(torch.finfo(noise.dtype).tiny).log_().mul_(temperature)

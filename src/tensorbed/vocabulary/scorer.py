@@ -122,12 +122,16 @@ class Scorer:
 
         ``by_vector`` asks for those of one vector side by side in memory, where that is as good for the structure.
         """
-        for start, stop in self.each_block():
-            room = buffer[: (stop - start) * group.count]
-            sideways = by_vector and self.scores.any_layout
-            tile = room.view(group.count, stop - start).T if sideways else room.view(stop - start, group.count)
+        for start, _ in self.each_block():
+            tile = self.tile(group, buffer, sideways=by_vector and self.scores.any_layout)
             self.write(group, tile)
             yield start, tile
+
+    def tile(self, group: Group, buffer: Tensor, *, sideways: bool = False) -> Tensor:  # -> (rows, n)
+        """Room in a buffer for the scores of the open block."""
+        rows = self.scores.stop - self.scores.start
+        room = buffer[: rows * group.count]
+        return room.view(group.count, rows).T if sideways else room.view(rows, group.count)
 
     def buffer(self) -> Tensor:
         """Room for the largest tile."""

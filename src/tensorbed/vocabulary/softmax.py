@@ -36,12 +36,10 @@ class Terms:
         return float(self.classes) if self.class_weight is None else self.class_weight.sum()
 
     def target_weights(self, target: Tensor, dtype: torch.dtype) -> Tensor:  # (n,) -> (n,)
-        """``w_y``, 0 where ignored."""
-        if self.class_weight is None:
-            return (target >= 0).to(dtype)
-        return self.class_weight.index_select(0, target.clamp_min(0)) * (target >= 0)
+        """``w_y``."""
+        return torch.ones_like(target, dtype=dtype) if self.class_weight is None else self.class_weight[target]
 
-    def divisors(self, target: Tensor, dtype: torch.dtype, reduction: str) -> tuple[Tensor | float, Tensor | float]:
+    def divisors(self, target: Tensor, dtype: torch.dtype, reduction: str) -> tuple[Tensor | float, float]:
         """What a mean divides by: the weights of the targets, and for the z-loss how many there are."""
         if reduction != "mean":
             return 1.0, 1.0
@@ -49,22 +47,20 @@ class Terms:
         if self.label_smoothing:
             # Targets of no weight have a loss by smoothing, but no mean: nan as in torch, not infinity.
             weights = torch.where(weights == 0, math.nan, weights)
-        return weights, (target >= 0).sum().to(dtype)
+        return weights, float(target.shape[0])
 
 
 class Sums:
     """Running sums of one group of vectors, tile after tile; then losses, then gradients of the same tiles.
 
     Shape:
-        - target: ``(n,)``, int64, in range or -1 where ignored
+        - target: ``(n,)``, int64
         - tiles: ``(stop - start, n)``
     """
 
     def __init__(self, terms: Terms, target: Tensor, starts: list[int], dtype: torch.dtype) -> None:
-        self.terms, self.counted = terms, target >= 0
-        self.weights = terms.target_weights(target, dtype)
-        # Targets by block, found once; ignored ones are in none.
-        self.ordered, self.order = torch.where(self.counted, target, terms.classes).sort()
+        self.terms, self.weights = terms, terms.target_weights(target, dtype)
+        self.ordered, self.order = target.sort()  # by block, found once
         ends = torch.tensor([*starts, terms.classes], device=target.device)
         self.spans = dict(zip(starts, pairwise(torch.searchsorted(self.ordered, ends).tolist()), strict=True))
         self.total = torch.zeros_like(target, dtype=dtype)
@@ -94,25 +90,21 @@ class Sums:
         return self.most + self.total.log()
 
     def losses(self, lse: Tensor) -> tuple[Tensor, Tensor]:  # -> (n,), (n,)
-        """Cross-entropy and z-loss of each vector, 0 where ignored."""
+        """Cross-entropy and z-loss of each vector."""
         terms, e = self.terms, self.terms.label_smoothing
         loss = (1 - e) * self.weights * (lse - self.picked)
         if self.all_scores is not None:
             loss = loss + e / terms.classes * (terms.all_weights * lse - self.all_scores)
-        z_loss = terms.z_loss * lse.square() if terms.z_loss else torch.zeros_like(lse)
-        return torch.where(self.counted, loss, 0), torch.where(self.counted, z_loss, 0)
+        return loss, terms.z_loss * lse.square() if terms.z_loss else torch.zeros_like(lse)
 
     def turn_back(self, lse: Tensor, scale: Tensor, z_scale: Tensor) -> None:
         """From here on gradients of tiles, each vector's losses multiplied by these: ``(n,)``."""
         terms, e = self.terms, self.terms.label_smoothing
-        scale, z_scale = torch.where(self.counted, scale, 0), torch.where(self.counted, z_scale, 0)
-        self.g = (1 - e) * scale * self.weights
+        self.lse, self.g = lse, (1 - e) * scale * self.weights
         self.b = scale * (e / terms.classes) if e else None
         self.a = self.g if self.b is None else self.g + self.b * terms.all_weights
         if terms.z_loss:
             self.a = self.a + z_scale * (2 * terms.z_loss) * lse
-        # An ignored vector may have any scores, also such that its sum is none.
-        self.lse = torch.where(self.counted, lse, 0)
 
     def differentiate(self, tile: Tensor, start: int) -> None:
         """Turn a tile of scores into their gradient, in place: the formula above with its ``a``, ``b`` and ``g``."""

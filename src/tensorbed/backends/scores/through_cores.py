@@ -190,8 +190,13 @@ class ThroughCores(Scores):
         tape = [room[: prod(shape)].view(shape) for room, shape in zip(self._tapes[key], shapes, strict=True)]
         if self._on_tape.get(key) != entry:
             self._on_tape[key] = entry
-            first = self.matrices[0][self.digits].flatten(0, 1)
-            _start(first, vectors.data.view(first.shape[1], -1), tape[0], self.sizes.joint, n)
+            first, joint = self.matrices[0][self.digits].flatten(0, 1), self.sizes.joint
+            data = vectors.data.view(first.shape[1], -1)
+            if joint == 1:
+                torch.mm(first, data, out=tape[0].view(first.shape[0], -1))
+            else:  # a ring's joint moves behind the columns
+                made = (first @ data).view(-1, joint, data.shape[1] // n, n).transpose(1, 2)
+                tape[0].view(made.shape).copy_(made)
             for k, matrix in enumerate(self.matrices[1:-1]):
                 _times(matrix, tape[k], tape[k + 1].view(tape[k].shape[0], matrix.shape[0], -1))
         return tape
@@ -240,15 +245,6 @@ def _reversed_digits(tensor: Tensor, factors: Sequence[int]) -> Tensor:  # (prod
     """The digits of the first axis in reverse."""
     n, order = tensor.shape[1], len(factors)
     return tensor.reshape(*factors, n).permute(*reversed(range(order)), order).reshape(-1, n)
-
-
-def _start(first: Tensor, data: Tensor, out: Tensor, joint: int, n: int) -> None:
-    """The first step, ``(i * R' * R, J) @ (J, columns * n)``; a ring's joint then moves behind the columns."""
-    if joint == 1:
-        torch.mm(first, data, out=out.view(first.shape[0], -1))
-        return
-    made = (first @ data).view(-1, joint, data.shape[1] // n, n)
-    out.view(-1, data.shape[1] // n, joint, n).copy_(made.transpose(1, 2))
 
 
 def _times(matrix: Tensor, x: Tensor, out: Tensor) -> None:  # (h, d), (p, d, w) -> (p, h, w)
