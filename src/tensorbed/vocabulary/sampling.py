@@ -67,9 +67,6 @@ def drawn(values: Tensor, indices: Tensor, temperature: float, generator: torch.
 
 
 def with_noise(scores: Tensor, temperature: float, generator: torch.Generator | None) -> Tensor:
-    """Scores with Gumbel noise, the largest of which is drawn with the probability ``softmax(scores / temperature)``.
-
-    The temperature may be so small that dividing by it would overflow.
-    """
+    """With Gumbel noise, the largest is drawn by ``softmax(scores / temperature)``; dividing by that may overflow."""
     noise = torch.empty_like(scores).exponential_(generator=generator)
     return scores - noise.clamp_min_(torch.finfo(noise.dtype).tiny).log_().mul_(temperature)

@@ -135,10 +135,7 @@ def scorings(structure: Scorable, chain: Chain) -> list[Scoring]:
 
 @lru_cache(maxsize=256)
 def _routes(chain: Chain) -> list[tuple[Route, Cost]]:
-    """Every merging into two or three groups, and none: more than that would be exponentially many.
-
-    Those whose merged cores stay well below the table.
-    """
+    """Mergings into two or three groups, and none, whose cores stay well below the table; all would be too many."""
     order, most = chain.order, max(2 * _numbers(chain), chain.rows * chain.cols // 4)
     cuts = [*combinations(range(1, order), 1), *combinations(range(1, order), 2), tuple(range(1, order))]
     groups = [tuple(b - a for a, b in pairwise([0, *ends, order])) for ends in dict.fromkeys(cuts)]
