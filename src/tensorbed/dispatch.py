@@ -161,26 +161,9 @@ def side_by_side(tables: Sequence[Tensor]) -> Tensor:  # (n, cols) each -> (n, s
     return tables[0] if len(tables) == 1 else torch.cat(list(tables), 1)
 
 
-def is_traced(tensor: Tensor) -> bool:
-    """Whether values cannot be read here: ``torch.compile``, or a tensor subclass such as a fake tensor.
-
-    Where fake tensors are made from real ones, the tensor itself does not tell.
-    """
-    if torch.compiler.is_compiling():
-        return True
-    return _is_unusual(tensor) or torch._C._get_dispatch_mode(_FAKE) is not None
-
-
 def is_exporting() -> bool:
     """Whether a graph is made that runs without this library."""
     return torch.compiler._is_exporting_flag
-
-
-def is_recorded() -> bool:
-    """Whether calls are written down one by one, by ``torch.jit.trace`` or ``make_fx``, which see no kernel."""
-    return not torch.compiler.is_compiling() and (
-        torch._C._get_tracing_state() is not None or torch._C._get_dispatch_mode(_PROXY) is not None
-    )
 
 
 def is_transformed() -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.backends.pooling import scale_by_frequency
-from tensorbed.backends.scores.rows import scores_of_rows
+from tensorbed.backends.scores.scoring import scores_of_rows
 from tensorbed.checks import require_integer_indices
 from tensorbed.dispatch import Asked, Backend, World, checked_indices, chosen, full_precision, working_dtype, world_of
 from tensorbed.structures import Explanation, Params, Structure

@@ -79,7 +79,8 @@ def scores(structure, p, start, stop, x, way):
     tensors = [p[spec.name] for spec in structure.tensors()]
     opened = found.open(tensors, x.dtype, False)
     cells = torch.full((stop - start + 2, x.shape[0]), GUARD, dtype=x.dtype)
-    opened.block(start, stop).scores(opened.vectors(x, grad=False), cells[1:-1])
+    opened.open(start, stop)
+    opened.write(opened.vectors(x, grad=False), cells[1:-1])
     assert torch.equal(cells[[0, -1]], torch.full_like(cells[[0, -1]], GUARD))
     return cells[1:-1]
 
@@ -234,7 +235,8 @@ def test_scores_without_kernels_make_some_rows_at_a_time(name, monkeypatch):
     out = torch.empty(structure.rows, 3)
     with largest_allocation() as most:
         opened = way.open([p[spec.name] for spec in structure.tensors()], torch.float32, False)
-        opened.block(0, structure.rows).scores(opened.vectors(x, grad=False), out)
+        opened.open(0, structure.rows)
+        opened.write(opened.vectors(x, grad=False), out)
     assert most() <= max(200 * structure.cols, *(t.numel() for t in p.values()))
     assert_near(out, structure.full(p) @ x.T)
 

@@ -9,6 +9,7 @@ from torch import nn
 
 import tensorbed as tb
 from tensorbed.testing import assert_near
+from tensorbed.testing.samples import most_held
 from tensorbed.vocabulary.tiling import GROUPS, ONCE, TWICE, Task, choose, considered
 
 pytestmark = pytest.mark.without_kernels
@@ -289,6 +290,39 @@ def test_a_loss_that_is_kept_holds_no_gradients(head, batch):
     loss.backward()
     with pytest.raises(RuntimeError, match="after they have already been freed"):
         loss.grad_fn.saved_tensors  # noqa: B018
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_gradients_of_scores_near_the_soft_cap_keep_their_digits(reduction):
+    """A class whose scores are all near it has small gradients, and those as exact as others."""
+    head = tb.Head(4, 30, tb.Dense(), bias=True)
+    h, target = torch.linspace(1, 2, 24).view(6, 4), torch.full((6,), 2)
+    with torch.no_grad():
+        head.table.copy_(torch.linspace(-1, 1, 120).view(30, 4))
+        head.bias[7] = 20.0
+    grads = []
+    for dtype in (torch.float32, torch.float64):
+        loss = head.to(dtype).loss(h.to(dtype), target, softcap=4.0, reduction=reduction).sum()
+        grads.append(torch.autograd.grad(loss, [head.bias, head.table]))
+    for single, double in zip(*grads, strict=True):
+        assert_near(single[7], double[7].float())
+
+
+def test_a_loss_scales_its_gradients_without_asking_what_torch_does_not_tell(monkeypatch):
+    """Nor copying those of a dense table; a graph that is kept makes them again."""
+    monkeypatch.delattr(torch._C._autograd, "_get_current_graph_task_keep_graph")
+    head, h, target = tb.Head(64, 3000, tb.Dense()), torch.randn(1024, 64), torch.arange(1024)
+    assert head.explain(h, training=True).path == "rows, groups"
+    expected = torch.autograd.grad(F.cross_entropy(h @ head.table.T, target), head.table)[0]
+    for by in (1.0, 3.0):
+        loss = head.loss(h, target) * by
+        for keeps in (True, False):
+            (grad,) = torch.autograd.grad(loss, head.table, retain_graph=keeps)
+            assert_near(grad, by * expected)
+        loss = head.loss(h, target) * by
+        with most_held() as held:
+            loss.backward()
+        assert held() < head.table.nbytes
 
 
 def test_huge_scores_without_a_z_loss(head, batch):

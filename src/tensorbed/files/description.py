@@ -18,8 +18,8 @@ from tensorbed.nn.shorthands import TTEmbedding, TTEmbeddingBag, TTHead
 from tensorbed.nn.table import StructuredTable, identity
 from tensorbed.printable import shortened
 from tensorbed.structures.registry import read, registered
-from tensorbed.vocabulary.checks import check_budget
 from tensorbed.vocabulary.head_calls import check_impl
+from tensorbed.vocabulary.loss import check_budget
 
 VERSION = 2  # of descriptions; those of 1 name a layer's other names "same_as"
 

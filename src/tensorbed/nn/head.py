@@ -13,10 +13,9 @@ from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.options import Deviation, TableOptions, options_shown
 from tensorbed.nn.table import StructuredTable, identity
 from tensorbed.structures import Format, Use
-from tensorbed.vocabulary.checks import check_budget, check_per_class
 from tensorbed.vocabulary.explanation import ScoresExplanation, explain
-from tensorbed.vocabulary.head_calls import check_impl, logits_of, loss_of, sample_of, topk_of
-from tensorbed.vocabulary.loss import Options
+from tensorbed.vocabulary.head_calls import check_impl, check_per_class, logits_of, loss_of, sample_of, topk_of
+from tensorbed.vocabulary.loss import Options, check_budget
 from tensorbed.vocabulary.sampling import TopK
 from tensorbed.vocabulary.scorer import Vocabulary
 
@@ -69,25 +68,20 @@ class Head(StructuredTable):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        check_budget(memory_budget)
-        check_impl(impl)
-        require_bool(bias, "bias")
+        _check(impl, memory_budget, bias)
         in_features = require_positive(in_features, "in_features")
         num_classes = require_positive(num_classes, "num_classes")
         super().__init__(num_classes, in_features, format, std=std, device=device, dtype=dtype)
         self._finish(bias, impl, memory_budget)
 
-    def _finish(self, bias: bool | Tensor, impl: str, memory_budget: int | None) -> None:
-        """What a head has besides a table."""
+    def _finish(self, bias: Tensor | bool | None, impl: str, memory_budget: int | None) -> None:
+        """What a head has besides a table; a bias is copied to where that is, or zero."""
         self.impl, self.memory_budget = impl, memory_budget
-        first = next(iter(self.params().values()))
-        made: nn.Parameter | None = None
-        if isinstance(bias, Tensor):
-            check_per_class(bias, self.num_classes, "bias")
-            made = nn.Parameter(bias.detach().to(device=first.device, dtype=self._dtype, copy=True))
-        elif bias:
-            made = nn.Parameter(torch.zeros(self.num_classes, device=first.device, dtype=self._dtype))
-        self.register_parameter("bias", made)
+        device = next(iter(self.params().values())).device
+        if bias is True:
+            bias = torch.zeros(self.num_classes, device=device)
+        copied = bias.detach().to(device=device, dtype=self._dtype, copy=True) if isinstance(bias, Tensor) else None
+        self.register_parameter("bias", None if copied is None else nn.Parameter(copied))
 
     @classmethod
     def from_pretrained(
@@ -114,14 +108,12 @@ class Head(StructuredTable):
 
         The relative Frobenius error that was reached is in ``fit_error``.
         """
-        check_budget(memory_budget)
-        check_impl(impl)
+        _check(impl, memory_budget)
         if isinstance(table, Tensor) and table.dim() == 2:
             check_per_class(bias, table.shape[0], "bias")
         layer = cls._fitted(table, format, freeze, dtype, use, std=std)
-        layer._finish(False if bias is None else bias, impl, memory_budget)
-        layer.requires_grad_(not freeze)
-        return layer
+        layer._finish(bias, impl, memory_budget)
+        return layer.requires_grad_(not freeze)
 
     @classmethod
     def tied_to(
@@ -137,9 +129,7 @@ class Head(StructuredTable):
                 f"tied_to takes a layer of tensorbed, got {type(embedding).__name__}; for a torch.nn.Embedding use "
                 "tb.Embedding.from_pretrained first."
             )
-        check_budget(memory_budget)
-        check_impl(impl)
-        require_bool(bias, "bias")
+        _check(impl, memory_budget, bias)
         head = cls.__new__(cls)
         options: Any = {"padding_idx": embedding.padding_idx, "std": embedding.std}
         head._set_up(embedding.structure, "meta", embedding._dtype, **options)
@@ -174,25 +164,22 @@ class Head(StructuredTable):
 
         Hooks, of FSDP for instance, which gathers parameters, see every use that way.
         """
-        vocabulary = self.vocabulary()
+        vocabulary, budget = self.vocabulary(), self.memory_budget
         if task == "topk":
-            return topk_of(vocabulary, h, memory_budget=self.memory_budget, **options)
+            return topk_of(vocabulary, h, memory_budget=budget, **options)
         if task == "sample":
-            return sample_of(vocabulary, h, self.memory_budget, **options)
+            said = Options(softcap=options.pop("softcap"), memory_budget=budget)
+            return sample_of(vocabulary, h, options=said, **options)
         if task == "loss" or (not task and target is not None):
-            return self._loss(vocabulary, h, target, **options)
+            class_weight = options.pop("class_weight", None)
+            if unknown := [name for name in options if name not in Options.__dataclass_fields__]:
+                raise TypeError(f"unexpected {', '.join(unknown)}; see head.loss for what a loss takes.")
+            said = Options(**{"memory_budget": budget, **options})
+            return loss_of(vocabulary, h, target, class_weight, said, impl=self.impl)
         if task or options:
             names = ", ".join([*([f"task={task!r}"] if task else []), *options])
             raise TypeError(f"unexpected {names}: head(h) gives logits; for a loss use head.loss(h, target, ...).")
-        return logits_of(vocabulary, h, self.memory_budget, self.impl)
-
-    def _loss(
-        self, vocabulary: Vocabulary, h: Tensor, target: Any, class_weight: Tensor | None = None, **said: Any
-    ) -> Tensor:
-        if unknown := [name for name in said if name not in Options.__dataclass_fields__]:
-            raise TypeError(f"unexpected {', '.join(unknown)}; see head.loss for what a loss takes.")
-        options = Options(**{"memory_budget": self.memory_budget, **said})
-        return loss_of(vocabulary, h, target, class_weight, options, impl=self.impl)
+        return logits_of(vocabulary, h, budget, self.impl)
 
     def loss(
         self,
@@ -291,6 +278,12 @@ class Head(StructuredTable):
     def _sizes_shown(self) -> str:
         bias = "" if self.bias is None else ", bias=True"
         return f"{self.in_features}, {self.num_classes}{bias}{', tied' if self.is_tied else ''}"
+
+
+def _check(impl: str, memory_budget: int | None, bias: bool = False) -> None:
+    check_budget(memory_budget)
+    check_impl(impl)
+    require_bool(bias, "bias")
 
 
 def scoring_std(dim: int) -> float:

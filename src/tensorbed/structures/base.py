@@ -13,8 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.scores.rows import RowScores
-from tensorbed.backends.scores.scoring import Cost, Scoring
+from tensorbed.backends.scores.scoring import Cost, RowScores, Scoring
 from tensorbed.checks import require_positive
 from tensorbed.dispatch import Asked, Backend, backends, chosen, working_dtype, world_of
 from tensorbed.structures.explanation import Explanation
@@ -56,7 +55,6 @@ class Structure(ABC):
 
     kind: ClassVar[str]  # set by @register
     can_initialise: ClassVar[bool] = True
-    can_differentiate: ClassVar[bool] = True
     row_tensor: ClassVar[str | None] = None  # whose rows are those of :meth:`block`, or have at least their gradients
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
     making: ClassVar[type | None] = None  # of what :meth:`made_of` returns

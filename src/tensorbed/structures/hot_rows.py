@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.scores.joined import JoinedScores
-from tensorbed.backends.scores.scoring import Scoring
+from tensorbed.backends.scores.scoring import JoinedScores, Scoring
 from tensorbed.checks import require_number
 from tensorbed.dispatch import World, is_exporting, world_of
 from tensorbed.structures.base import Params, Structure, TensorSpec

@@ -12,7 +12,7 @@ from torch import Tensor
 from tensorbed.backends import native
 from tensorbed.backends.native import coded
 from tensorbed.backends.scores import codes as code_scores
-from tensorbed.backends.scores.lookup_tables import LookupTables
+from tensorbed.backends.scores.codes import LookupTables
 from tensorbed.backends.scores.scoring import Cost, Scoring
 from tensorbed.checks import require_bool, require_number, require_positive
 from tensorbed.decompose.clusters import k_means

@@ -17,18 +17,15 @@ For the author of a new structure, in a test module::
     ):
         samples = (Sample(MyFormat(rank=3), rows=97, cols=24), Sample(MyFormat(rank=1), rows=50, cols=13))
 
-Needs pytest. What a structure declares it cannot do (``can_initialise``, ``can_differentiate``, a
-``straight_through`` gradient) is skipped, and nothing else.
+Needs pytest. What a structure declares it cannot do (``can_initialise``, tensors that are not ``trainable``, a
+``straight_through`` gradient) is left out, and nothing else.
 """
 
-from tensorbed.testing.bags import BagParity
-from tensorbed.testing.head_limits import HeadLimits
-from tensorbed.testing.head_tracing import HeadTracing
-from tensorbed.testing.heads import HeadLaws
+from tensorbed.testing.heads import HeadLaws, HeadLimits
 from tensorbed.testing.laws import StructureLaws
-from tensorbed.testing.layers import EmbeddingParity
+from tensorbed.testing.layers import BagParity, EmbeddingParity
 from tensorbed.testing.samples import Draw, Sample, assert_near, largest_allocation
-from tensorbed.testing.tracing import TracingLaws
+from tensorbed.testing.tracing import HeadTracing, TracingLaws
 
 __all__ = [
     "BagParity",

@@ -1,7 +1,8 @@
-"""What the suite's tests are made from: samples, drawn tensors, a tolerance, and a watch on allocations."""
+"""What the suite's tests are made from: samples, drawn tensors and layers, tolerances, and a watch on memory."""
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -11,11 +12,12 @@ from typing import Any, ClassVar, TypeVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from tensorbed.backends.chain import ChainOfCores
+from tensorbed.nn import Embedding, Head
 from tensorbed.structures import Format, Params, Structure
 from tensorbed.structures.formats import Budget, RankedFormat
 
@@ -52,8 +54,9 @@ class Conformance:
         """Called by pytest for each test of the class."""
         if "sample" not in metafunc.fixturenames:
             return
-        test = metafunc.function
-        samples: list[Sample] = getattr(test, "choose_samples", list)(self.samples)
+        test, samples = metafunc.function, self.samples
+        for choice in getattr(test, "choices", ()):
+            samples = choice(samples)
         names, values = getattr(test, "spread_over", ((), [()]))
         with_impl = "impl" in metafunc.fixturenames
         cases: list[tuple[Any, ...]] = []
@@ -72,16 +75,20 @@ class Conformance:
 
 
 Test = TypeVar("Test", bound=Callable[..., None])
+Choice = Callable[[Sequence[Sample]], Sequence[Sample]]
 
 
-def on(choose: Callable[[Sequence[Sample]], list[Sample]]) -> Callable[[Test], Test]:
-    """Run a test on the samples it is about, instead of skipping the others."""
-
+def _marked(name: str, value: object) -> Callable[[Test], Test]:
     def mark(test: Test) -> Test:
-        test.choose_samples = choose  # type: ignore[attr-defined]
+        setattr(test, name, value)
         return test
 
     return mark
+
+
+def on(*choices: Choice) -> Callable[[Test], Test]:
+    """Run a test on the samples it is about: what the first choice leaves, then the next."""
+    return _marked("choices", choices)
 
 
 def spread(names: str | tuple[str, ...], values: Sequence[Any]) -> Callable[[Test], Test]:
@@ -90,13 +97,7 @@ def spread(names: str | tuple[str, ...], values: Sequence[Any]) -> Callable[[Tes
     Each sample occurs and each value occurs, not each with each: for options that do not depend on the table's size.
     """
     single = isinstance(names, str)
-
-    def mark(test: Test) -> Test:
-        given = ((names,), [(value,) for value in values]) if single else (names, [tuple(value) for value in values])
-        test.spread_over = given  # type: ignore[attr-defined]
-        return test
-
-    return mark
+    return _marked("spread_over", ((names,), [(value,) for value in values]) if single else (names, values))
 
 
 def backends(structure: Structure) -> list[str]:
@@ -122,31 +123,18 @@ def smallest_of_each(samples: Sequence[Sample]) -> list[Sample]:
     return [min(group, key=lambda s: s.rows * s.cols) for group in _by_kind(samples)]
 
 
-def small(samples: Sequence[Sample]) -> list[Sample]:
-    """Those in which an allocation of the table's size would stand out."""
-    return [s for s in samples if s.is_small]
+def those(which: Callable[[Sample], bool]) -> Choice:
+    """The samples of which something holds."""
+    return lambda samples: [sample for sample in samples if which(sample)]
 
 
-def ranked(samples: Sequence[Sample]) -> list[Sample]:
-    """Those whose format has a rank to choose."""
-    return [s for s in samples if isinstance(s.format, RankedFormat)]
-
-
-def rounded(samples: Sequence[Sample]) -> list[Sample]:
-    """Those trained as floats and read as codes."""
-    return [s for s in samples if s.structure.straight_through]
-
-
-def chains(samples: Sequence[Sample]) -> list[Sample]:
-    """Those that the compiled kernels pool as a chain of cores."""
-    return [s for s in samples if s.structure.making is ChainOfCores]
-
-
-@cache
-def _fitted(sample: Sample) -> Params:
-    """Tensors fitted to a drawn table, once: searching takes longer than the tests themselves."""
-    draw = Draw(sample, seed=0)
-    return sample.format.fit(draw.normal(sample.rows, sample.cols), draw.budget).params
+small = those(lambda s: s.is_small)
+ranked = those(lambda s: isinstance(s.format, RankedFormat))
+drawn = those(lambda s: s.structure.can_initialise)
+trained = those(lambda s: any(spec.trainable for spec in s.structure.tensors()))
+rounding = those(lambda s: s.structure.straight_through)
+smooth = those(lambda s: not s.structure.straight_through)  # differences of values would show a rounding's steps
+chains = those(lambda s: s.structure.making is ChainOfCores)  # which the compiled kernels pool
 
 
 class Draw:
@@ -154,31 +142,20 @@ class Draw:
 
     def __init__(self, sample: Sample, seed: int) -> None:
         self.sample, self.structure = sample, sample.structure
+        self.budget = Budget(sample.rows, sample.cols)
         self.generator = torch.Generator().manual_seed(seed)
 
     def params(self, dtype: torch.dtype = torch.float64, *, grad: bool = True) -> dict[str, Tensor]:
         """Tensors of the structure, drawn or, where it cannot be, fitted to a drawn table."""
+        specs = self.structure.tensors()
         if self.structure.can_initialise:
-            drawn: Params = {
-                s.name: torch.empty(s.shape, dtype=s.dtype or torch.float64) for s in self.structure.tensors()
-            }
-            self.structure.initialise(drawn, 1.0, self.generator)
+            tensors: Params = {s.name: torch.empty(s.shape, dtype=s.dtype or torch.float64) for s in specs}
+            self.structure.initialise(tensors, 1.0, self.generator)
         else:
-            drawn = _fitted(self.sample)
+            tensors = _fitted_params(self.sample)
         return {
-            s.name: drawn[s.name]
-            .to(s.dtype or dtype, copy=True)
-            .requires_grad_(grad and s.trainable and self.differentiable)
-            for s in self.structure.tensors()
+            s.name: tensors[s.name].to(s.dtype or dtype, copy=True).requires_grad_(grad and s.trainable) for s in specs
         }
-
-    @property
-    def budget(self) -> Budget:
-        return Budget(self.sample.rows, self.sample.cols)
-
-    @property
-    def differentiable(self) -> bool:
-        return self.structure.can_differentiate
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(dtype)
@@ -190,6 +167,37 @@ class Draw:
             flat = drawn.view(-1)
             flat[0], flat[1], flat[2] = 0, self.sample.rows - 1, flat[3]
         return drawn.to(dtype)
+
+
+def make(sample: Sample, kind: type[Any] = Embedding, *, dtype: torch.dtype = torch.float64, **options: Any) -> Any:
+    """A layer whose table has entries of size 1; a head has a drawn bias."""
+    torch.manual_seed(0)
+    if sample.structure.can_initialise:
+        sizes = (sample.cols, sample.rows) if kind is Head else (sample.rows, sample.cols)
+        layer = kind(*sizes, sample.format, std=1.0, dtype=torch.float64, **options)
+    else:
+        layer = copy.deepcopy(_fitted(sample, kind, **options))  # type: ignore[arg-type]
+    if kind is Head:
+        layer.bias = nn.Parameter(Draw(sample, seed=0).normal(sample.rows))
+    return layer.to(dtype)
+
+
+@cache
+def _fitted_params(sample: Sample) -> Params:
+    draw = Draw(sample, seed=0)
+    return sample.format.fit(draw.normal(sample.rows, sample.cols), draw.budget).params
+
+
+@cache
+def _fitted(sample: Sample, kind: type[Any], **options: Any) -> Any:
+    """Fitted to a drawn table, once: searching takes longer than the tests themselves."""
+    table = Draw(sample, seed=0).normal(sample.rows, sample.cols)
+    return kind.from_pretrained(table, sample.format, freeze=False, **options)
+
+
+def leaves_of(module: nn.Module) -> list[Tensor]:
+    """What has gradients."""
+    return [p for p in module.parameters() if p.requires_grad]
 
 
 def assert_near(actual: Tensor, expected: Tensor, *, units: float | None = None) -> None:
@@ -211,6 +219,16 @@ def assert_all_near(actual: Sequence[Tensor], expected: Sequence[Tensor], *, uni
     """:func:`assert_near` for each pair."""
     for one, other in zip(actual, expected, strict=True):
         assert_near(one, other, units=units)
+
+
+def assert_same(actual: Tensor, expected: Tensor, leaves: Sequence[Tensor], draw: Draw) -> None:
+    """Near values, and near gradients of these leaves, if any, for a drawn one of the values."""
+    assert_near(actual, expected)
+    if leaves:
+        grad = draw.normal(*actual.shape, dtype=actual.dtype)
+        # What a call does not touch, the hot rows of a block that has none for instance, has a gradient of zero.
+        gradients = [torch.autograd.grad(out, leaves, grad, materialize_grads=True) for out in (actual, expected)]
+        assert_all_near(*gradients)
 
 
 def assert_rounded_once(actual: Tensor, exact: Tensor) -> None:
@@ -248,16 +266,24 @@ def assert_writes_are_noticed(call: Callable[[], Tensor], leaves: Sequence[Tenso
 
 
 class _Watch(TorchDispatchMode):
+    """The most elements that a tensor made here had; bytes of all storages made here, and the most alive at once."""
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.most = 0
+        self.alive: dict[int, int] = {}
+        self.most_elements = self.most_bytes = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
         out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                # A view shows its storage: expanded or sliced, what counts is the memory behind it.
-                self.most = max(self.most, leaf.untyped_storage().nbytes() // leaf.element_size())
+        for leaf in (leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)):
+            # A view shows its storage: expanded or sliced, what counts is the memory behind it.
+            storage = leaf.untyped_storage()
+            self.most_elements = max(self.most_elements, storage.nbytes() // leaf.element_size())
+            if storage._cdata not in given and storage._cdata not in self.alive:
+                self.alive[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.alive.pop, storage._cdata, None)
+        self.most_bytes = max(self.most_bytes, sum(self.alive.values()))
         return out
 
 
@@ -265,32 +291,11 @@ class _Watch(TorchDispatchMode):
 def largest_allocation() -> Iterator[Callable[[], int]]:
     """Watch every tensor made below the operators; the value yielded tells the most elements one of them had."""
     with _Watch() as watch:
-        yield lambda: watch.most
-
-
-class _Held(TorchDispatchMode):
-    """Bytes of all storages made here that are alive, and the most there were."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.alive: dict[int, int] = {}
-        self.most = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = {t.untyped_storage()._cdata for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)}
-        out = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(out):
-            if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
-                if storage._cdata not in given and storage._cdata not in self.alive:
-                    self.alive[storage._cdata] = storage.nbytes()
-                    weakref.finalize(storage, self.alive.pop, storage._cdata, None)
-        self.most = max(self.most, sum(self.alive.values()))
-        return out
+        yield lambda: watch.most_elements
 
 
 @contextmanager
 def most_held() -> Iterator[Callable[[], int]]:
     """Watch the memory of tensors made below the operators; the value yielded tells the most bytes alive at once."""
-    with _Held() as held:
-        yield lambda: held.most
+    with _Watch() as watch:
+        yield lambda: watch.most_bytes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,9 +9,9 @@ from torch import Tensor
 
 from tensorbed.checks import require_bool, require_int
 from tensorbed.structures.explanation import aligned, fewer
-from tensorbed.vocabulary.checks import check_hidden
+from tensorbed.vocabulary.head_calls import check_hidden
 from tensorbed.vocabulary.scorer import Vocabulary
-from tensorbed.vocabulary.tiling import Task, Tiling, choose, considered
+from tensorbed.vocabulary.tiling import Task, choose, considered
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class ScoresExplanation:
     training: bool
     multiply_adds_dense: int
     multiply_adds: int
-    considered: Mapping[str, float]
+    considered: dict[str, float]
     path: str
     group: int
     height: int
@@ -48,7 +47,7 @@ class ScoresExplanation:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and dicts, for JSON."""
-        return {**asdict(self), "considered": dict(self.considered)}
+        return asdict(self)
 
     def __str__(self) -> str:
         dense, made = self.multiply_adds_dense, self.multiply_adds
@@ -95,14 +94,10 @@ def explain(
         training=training,
         multiply_adds_dense=structure.rows * structure.cols * vectors * (3 if training else 1),
         multiply_adds=taken.multiply_adds,
-        considered={_name(tiling): tiling.cost for tiling in considered(task)},
-        path=_name(taken),
+        considered={tiling.name: tiling.cost for tiling in considered(task)},
+        path=taken.name,
         group=taken.group,
         height=taken.height,
         bytes=taken.numbers * itemsize,
         allowed=task.numbers * itemsize,
     )
-
-
-def _name(tiling: Tiling) -> str:
-    return f"{tiling.scoring.name}, {tiling.passes}{', all kept' if tiling.keeps else ''}"

@@ -4,35 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tensorbed.checks import require_int, require_number
-from tensorbed.dispatch import is_autocast, is_exporting, is_recorded, is_traced, is_transformed, working_dtype
+from tensorbed.checks import require_int, require_integer_indices, require_number
+from tensorbed.dispatch import World, is_autocast, working_dtype, world_of
 from tensorbed.functional import check_params
 from tensorbed.structures import Params, Structure
-from tensorbed.vocabulary import graph_operators, logits, reference, sampling
-from tensorbed.vocabulary.checks import (
-    check_budget,
-    check_class_weight,
-    check_hidden,
-    check_ignore_index,
-    check_per_class,
-    check_softcap,
-    check_target_shape,
-    check_targets,
-    check_terms,
-    check_together,
-    checked_targets,
-)
-from tensorbed.vocabulary.loss import Asked, Options, cross_entropy
+from tensorbed.vocabulary import graph_operators, reference, sampling
+from tensorbed.vocabulary.loss import Asked, Options, check_budget, computed
 from tensorbed.vocabulary.sampling import TopK
 from tensorbed.vocabulary.scorer import Vocabulary
-
-IMPLS = ("auto", "reference")
-_TILES, _GRAPH, _PLAIN = "tiles", "graph", "plain"
 
 
 def linear_cross_entropy(
@@ -103,119 +88,148 @@ def vocabulary_of(table: Structure | torch.nn.Module, params: Params | None, bia
 def loss_of(
     vocabulary: Vocabulary,
     h: Tensor,
-    target: Tensor,
+    target: Any,
     class_weight: Tensor | None,
     options: Options,
     *,
-    impl: str = "auto",
+    impl: str,
     weight_name: str = "class_weight",
 ) -> Tensor:
     """The loss for vectors and targets of any shape."""
-    structure = vocabulary.structure
-    _check(vocabulary, h, options.memory_budget)
+    check_vectors(vocabulary, h)
     check_target_shape(target, h)
-    check_terms(options.reduction, options.label_smoothing, options.z_loss, options.softcap)
-    check_ignore_index(options.ignore_index)
-    check_class_weight(class_weight, structure.rows, weight_name)
-    check_impl(impl)
-    asked = Asked(vocabulary, h.reshape(-1, structure.cols), target.reshape(-1).long(), class_weight, options)
-    loss = _by_any_means(asked, impl).to(_shown_dtype(h))
+    check_per_class(class_weight, vocabulary.structure.rows, weight_name)
+    if class_weight is not None and class_weight.requires_grad and torch.is_grad_enabled():
+        raise ValueError(
+            f"{weight_name} requires a gradient, which the loss does not have for it; give {weight_name}.detach()."
+        )
+    x = h.reshape(-1, vocabulary.structure.cols)
+    loss = _computed(Asked(vocabulary, x, target.reshape(-1).long(), class_weight, options), impl)
+    # Of the dtype of the vectors, as in torch; under autocast single precision, as in torch.
+    loss = loss.to(working_dtype(h) if is_autocast(h) else h.dtype)
     return loss.reshape(target.shape) if options.reduction == "none" else loss
 
 
-def _check(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None) -> None:
-    """What all calls refuse."""
+def check_hidden(h: Tensor, cols: int) -> None:
+    """Vectors of as many numbers as the table has columns."""
+    if not isinstance(h, Tensor):
+        raise TypeError(f"the hidden vectors must be a tensor, got {type(h).__name__}.")
+    if not h.is_floating_point():
+        raise TypeError(f"the hidden vectors must be floating-point numbers, got {str(h.dtype)[6:]}.")
+    if h.dim() == 0 or h.shape[-1] != cols:
+        raise ValueError(f"the hidden vectors have shape {tuple(h.shape)}; their last size must be {cols}.")
+
+
+def check_target_shape(target: Tensor, h: Tensor) -> None:
+    """A class number for each vector."""
+    if isinstance(target, Tensor) and target.is_floating_point():
+        raise TypeError(
+            f"target must be class numbers, int32 or int64, got {str(target.dtype)[6:]}: probabilities of all classes "
+            "would be as large as the logits; use torch.nn.functional.cross_entropy(head(h), target) for those."
+        )
+    require_integer_indices(target, "target")
+    if target.device != h.device:
+        raise ValueError(f"target is on {target.device} and the hidden vectors are on {h.device}; move one.")
+    if target.shape != h.shape[:-1]:
+        raise ValueError(
+            f"target has shape {tuple(target.shape)}; hidden vectors of shape {tuple(h.shape)} need one class each, "
+            f"shape {tuple(h.shape[:-1])}."
+        )
+
+
+def check_per_class(weight: Tensor | None, classes: int, name: str) -> None:
+    """A number for each class."""
+    if weight is None:
+        return
+    if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        found = str(weight.dtype)[6:] if isinstance(weight, Tensor) else type(weight).__name__
+        raise TypeError(f"{name} must be a tensor of floating-point numbers, got {found}.")
+    if weight.shape != (classes,):
+        raise ValueError(f"{name} has shape {tuple(weight.shape)}; one for each of {classes} classes is needed.")
+
+
+def check_vectors(vocabulary: Vocabulary, h: Tensor) -> None:
+    """As a product of matrices asks: sizes that fit, one device and, unless autocast is on, one dtype."""
     check_hidden(h, vocabulary.structure.cols)
     check_per_class(vocabulary.bias, vocabulary.structure.rows, "bias")
-    check_together(h, vocabulary.floats)
-    check_budget(memory_budget)
+    for tensor in vocabulary.floats:
+        if tensor.device != h.device:
+            raise ValueError(f"the hidden vectors are on {h.device} and the table is on {tensor.device}; move one.")
+        if tensor.is_floating_point() and tensor.dtype != h.dtype and not is_autocast(h):
+            raise ValueError(
+                f"the hidden vectors are {str(h.dtype)[6:]} and the table is {str(tensor.dtype)[6:]}; convert one with "
+                ".to(...), or compute under torch.autocast."
+            )
 
 
 def check_impl(impl: str) -> None:
     """A way of computing scores, or an error that lists them."""
-    if impl not in IMPLS:
+    if impl not in ("auto", "reference"):
         raise ValueError(f'impl={impl!r}: choose one of "auto", "reference".')
 
 
-def _by_any_means(asked: Asked, impl: str) -> Tensor:
-    path = _path(asked.structure, asked.x, impl)
-    if path == _GRAPH:
-        return graph_operators.traced_cross_entropy(asked)
-    asked = _with_checked_targets(asked)
-    return cross_entropy(asked) if path == _TILES else reference.cross_entropy(asked)
-
-
-def _path(structure: Structure, h: Tensor, impl: str = "auto") -> str:
-    """Tile by tile; in a graph by operators; by all logits in plain PyTorch where neither can go."""
-    if impl == "reference" or _is_plain_only(h):
-        return _PLAIN
-    if not is_traced(h):
-        return _TILES
-    return _GRAPH if graph_operators.can_trace(structure) else _PLAIN
-
-
-def _is_plain_only(h: Tensor) -> bool:
-    """In transforms, exports and recordings, and for tensors without values."""
-    return is_exporting() or h.is_meta or is_transformed() or is_recorded()
-
-
-def _with_checked_targets(asked: Asked) -> Asked:
-    """Checked where there are values, or by an operator when a graph runs."""
-    if _is_plain_only(asked.x):
-        return asked
-    told = asked.target, asked.structure.rows, asked.options.ignore_index
-    if is_traced(asked.x):
-        return replace(asked, target=checked_targets(*told))
-    if not asked.target.is_meta and not is_traced(asked.target):
-        check_targets(*told)
-    return asked
-
-
-def _shown_dtype(h: Tensor) -> torch.dtype:
-    """Of a loss: that of the vectors, as in torch; under autocast single precision, as in torch."""
-    return working_dtype(h) if is_autocast(h) else h.dtype
-
-
-def logits_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, impl: str = "auto") -> Tensor:
-    """``h @ table.T + bias``: ``(*, cols) -> (*, rows)``."""
-    structure = vocabulary.structure
-    _check(vocabulary, h, memory_budget)
+def _computed(asked: Asked, impl: str) -> Tensor:
+    """Tile by tile; by operators in a graph; else by all logits in plain PyTorch."""
     check_impl(impl)
+    world, structure, target = world_of(asked.x), asked.structure, asked.target
+    if world is World.COMPILED and impl == "auto" and graph_operators.can_trace(structure):
+        return graph_operators.traced(asked)
+    if target is not None:
+        target = graph_operators.checked_targets(target, structure.rows, asked.options.ignore_index, world)
+        asked = replace(asked, target=target)
+    return computed(asked) if world is World.EAGER and impl == "auto" else reference.computed(asked)
+
+
+def logits_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, impl: str) -> Tensor:
+    """``h @ table.T + bias``: ``(*, cols) -> (*, rows)``."""
+    check_vectors(vocabulary, h)
     if is_autocast(h) and torch.float64 not in (h.dtype, *(t.dtype for t in vocabulary.tensors)):
         h = h.to(torch.get_autocast_dtype(h.device.type))
-    path = _path(structure, h, impl)
-    if path == _PLAIN:
-        return reference.logits(vocabulary, h)
-    compute = graph_operators.traced_logits if path == _GRAPH else logits.logits
-    return compute(vocabulary, h.reshape(-1, structure.cols), memory_budget).reshape(*h.shape[:-1], structure.rows)
+    x, options = h.reshape(-1, vocabulary.structure.cols), Options(memory_budget=memory_budget)
+    made = _computed(Asked(vocabulary, x, None, None, options), impl)
+    return made.reshape(*h.shape[:-1], vocabulary.structure.rows)
 
 
 def topk_of(vocabulary: Vocabulary, h: Tensor, k: int, memory_budget: int | None) -> TopK:
     """The ``k`` largest scores: ``(*, cols) -> (*, k)`` twice."""
     structure = vocabulary.structure
-    _check(vocabulary, h, memory_budget)
-    if not 1 <= require_int(k, "k") <= structure.rows:
-        raise ValueError(f"k={k}: there are {structure.rows} classes to choose from (1 to {structure.rows}).")
-    path = _path(structure, h)
-    if path == _PLAIN:
-        return TopK(*torch.topk(reference.logits(vocabulary, h).detach(), k))
-    compute = graph_operators.traced_topk if path == _GRAPH else sampling.topk
+    check_vectors(vocabulary, h)
+    check_budget(memory_budget)
+    _check_choice(k, "k", structure.rows)
+    world = world_of(h)
+    if world is World.EAGER:
+        compute: Any = sampling.topk
+    elif world is World.COMPILED and graph_operators.can_trace(structure):
+        compute = graph_operators.traced_topk
+    else:
+        return TopK(*torch.topk(reference.scores(vocabulary, h).to(h.dtype).detach(), k))
     values, indices = compute(vocabulary, h.reshape(-1, structure.cols), k, memory_budget)
     return TopK(values.reshape(*h.shape[:-1], k), indices.reshape(*h.shape[:-1], k))
 
 
-def sample_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, **options: Any) -> Tensor:
-    """One class for each vector: ``(*, cols) -> (*)``."""
-    structure = vocabulary.structure
-    _check(vocabulary, h, memory_budget)
-    require_number(options["temperature"], "temperature", low=0, inclusive=True)
-    check_softcap(options["softcap"])
-    top_k = options["top_k"]
-    if top_k is not None and not 1 <= require_int(top_k, "top_k") <= structure.rows:
-        raise ValueError(f"top_k={top_k}: there are {structure.rows} classes to choose from (1 to {structure.rows}).")
-    if _path(structure, h) != _TILES:
-        softcap = options.pop("softcap")
-        scores = reference.scores(vocabulary.detached(), h.detach())
-        return sampling.drawn(scores if softcap is None else softcap * torch.tanh(scores / softcap), **options)
-    drawn = sampling.sample(vocabulary, h.reshape(-1, structure.cols), memory_budget=memory_budget, **options)
-    return drawn.reshape(h.shape[:-1])
+def sample_of(
+    vocabulary: Vocabulary,
+    h: Tensor,
+    temperature: float,
+    top_k: int | None,
+    generator: torch.Generator | None,
+    options: Options,
+) -> Tensor:
+    """One class for each vector, drawn with the probability that its score has: ``(*, cols) -> (*)``."""
+    structure, softcap, budget = vocabulary.structure, options.softcap, options.memory_budget
+    check_vectors(vocabulary, h)
+    require_number(temperature, "temperature", low=0, inclusive=True)
+    if top_k is not None:
+        _check_choice(top_k, "top_k", structure.rows)
+    if top_k is None and temperature > 0 and world_of(h) is World.EAGER:
+        # The largest of scores with noise is such a draw, so that no sum over all rows is needed.
+        noisy = partial(sampling.with_noise, temperature=temperature, generator=generator)
+        best = sampling.topk(vocabulary, h.reshape(-1, structure.cols), 1, budget, softcap, noisy)
+        return best.indices.reshape(h.shape[:-1])
+    values, indices = topk_of(vocabulary, h, 1 if temperature == 0 else top_k or structure.rows, budget)
+    return sampling.drawn(reference.capped(values.to(working_dtype(values)), softcap), indices, temperature, generator)
+
+
+def _check_choice(k: int, name: str, classes: int) -> None:
+    if not 1 <= require_int(k, name) <= classes:
+        raise ValueError(f"{name}={k}: there are {classes} classes to choose from (1 to {classes}).")

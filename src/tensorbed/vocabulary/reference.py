@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tensorbed.backends.scores.rows import scores_of_rows
+from tensorbed.backends.scores.scoring import scores_of_rows
 from tensorbed.vocabulary.loss import Asked
 from tensorbed.vocabulary.scorer import Vocabulary
 
 _NOWHERE = -(2**62)  # no target has it
-
-
-def logits(vocabulary: Vocabulary, x: Tensor) -> Tensor:  # (*, cols) -> (*, rows)
-    """Scores of every row in the dtype of the vectors."""
-    return scores(vocabulary, x).to(x.dtype)
 
 
 def scores(vocabulary: Vocabulary, x: Tensor) -> Tensor:  # (*, cols) -> (*, rows)
@@ -31,25 +28,24 @@ def scores(vocabulary: Vocabulary, x: Tensor) -> Tensor:  # (*, cols) -> (*, row
     return made if vocabulary.bias is None else made + vocabulary.bias.to(dtype)
 
 
-def cross_entropy(asked: Asked) -> Tensor:
-    """The loss of :mod:`tensorbed.vocabulary.loss` from all logits, by PyTorch's own."""
-    options, vocabulary = asked.options, asked.vocabulary
-    made = scores(vocabulary, asked.x)
-    if options.softcap is not None:
-        made = options.softcap * torch.tanh(made / options.softcap)
+def capped(scores: Tensor, softcap: float | None) -> Tensor:
+    """Scores with the soft cap, if there is one."""
+    return scores if softcap is None else softcap * torch.tanh(scores / softcap)
+
+
+def computed(asked: Asked) -> Tensor:
+    """What :func:`tensorbed.vocabulary.loss.computed` gives, from all logits and by PyTorch's own loss."""
+    options, target = asked.options, asked.target
+    made = capped(scores(asked.vocabulary, asked.x), options.softcap)
+    if target is None:
+        return made.to(asked.x.dtype)
     ignored = _NOWHERE if options.ignore_index is None else options.ignore_index
     weight = None if asked.class_weight is None else asked.class_weight.to(made.dtype)
-    loss = F.cross_entropy(
-        made,
-        asked.target,
-        weight,
-        ignore_index=ignored,
-        reduction=options.reduction,
-        label_smoothing=options.label_smoothing,
-    )
+    said: Any = {"reduction": options.reduction, "label_smoothing": options.label_smoothing}
+    loss = F.cross_entropy(made, target, weight, ignore_index=ignored, **said)
     if not options.z_loss:
         return loss
-    counted = asked.target != ignored
+    counted = target != ignored
     z_loss = options.z_loss * torch.where(counted, torch.logsumexp(made, -1).square(), 0)
     if options.reduction == "none":
         return loss + z_loss

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorbed.backends.scores.scoring import Block
 from tensorbed.dispatch import working_dtype
 from tensorbed.structures import Structure
-from tensorbed.vocabulary.tiling import Tiling
+from tensorbed.vocabulary.tiling import Task, choose
 
 
 @dataclass(frozen=True)
@@ -58,20 +57,21 @@ class Group:
     at: slice
     x: Tensor
     vectors: Any
-
-    @property
-    def count(self) -> int:
-        return self.x.shape[0]
+    count: int
 
 
 class Scorer:
-    """The scores of one call. Called with gradients off; those asked for add up here.
+    """The scores of one call by the cheapest way for a :class:`Task`; gradients are off, those asked for add up here.
 
     Rows are scored in an order of the structure's choice: each row of the table has a ``position`` in it.
     """
 
-    def __init__(self, vocabulary: Vocabulary, x: Tensor, tiling: Tiling, softcap: float | None = None) -> None:
-        self.tiling, self.softcap, dtype = tiling, softcap, vocabulary.dtype(x)
+    def __init__(
+        self, vocabulary: Vocabulary, x: Tensor, memory_budget: int | None, softcap: float | None = None, **asked: bool
+    ) -> None:
+        self.softcap, dtype = softcap, vocabulary.dtype(x)
+        task = Task.of(vocabulary.structure, x.shape[0], dtype.itemsize, memory_budget, **asked)
+        self.tiling = tiling = choose(task)
         self.x = x.detach().to(dtype)  # (n, cols)
         self.x_grad = torch.zeros_like(self.x) if x.requires_grad else None
         self.scores = tiling.scoring.open(vocabulary.tensors, dtype, tiling.keeps)
@@ -108,51 +108,61 @@ class Scorer:
         """The vectors in groups, the first one the largest."""
         for at in self.tiling.groups():
             x = self.x[at]
-            yield Group(at, x, self.scores.vectors(x, grad=self.x_grad is not None))
+            yield Group(at, x, self.scores.vectors(x, grad=self.x_grad is not None), x.shape[0])
 
-    def each_block(self) -> Iterator[tuple[int, int, Block]]:
-        """The blocks in their order, each closed when the next is asked for."""
+    def each_block(self) -> Iterator[tuple[int, int]]:
+        """The blocks in their order, each open until the next is asked for."""
         for start, stop in self.blocks:
-            block = self.scores.block(start, stop)
-            yield start, stop, block
-            block.close()
+            self.scores.open(start, stop)
+            yield start, stop
+            self.scores.close()
 
-    def tiles(self, group: Group, buffer: Tensor, *, by_vector: bool = False) -> Iterator[tuple[int, Block, Tensor]]:
-        """Blocks with their scores ``(rows, n)``, each in the buffer in place of the one before.
+    def tiles(self, group: Group, buffer: Tensor, *, by_vector: bool = False) -> Iterator[tuple[int, Tensor]]:
+        """Where each block begins and its scores ``(rows, n)``, in the buffer in place of those before.
 
         ``by_vector`` asks for those of one vector side by side in memory, where that is as good for the structure.
         """
-        for start, stop, block in self.each_block():
-            if by_vector and self.scores.any_layout:
-                tile = buffer[: (stop - start) * group.count].view(group.count, stop - start).T
-            else:
-                tile = buffer[: (stop - start) * group.count].view(stop - start, group.count)
-            self.write(block, start, group, tile)
-            yield start, block, tile
+        for start, _ in self.each_block():
+            tile = self.tile(group, buffer, sideways=by_vector and self.scores.any_layout)
+            self.write(group, tile)
+            yield start, tile
+
+    def tile(self, group: Group, buffer: Tensor, *, sideways: bool = False) -> Tensor:  # -> (rows, n)
+        """Room in a buffer for the scores of the open block."""
+        rows = self.scores.stop - self.scores.start
+        room = buffer[: rows * group.count]
+        return room.view(group.count, rows).T if sideways else room.view(rows, group.count)
 
     def buffer(self) -> Tensor:
         """Room for the largest tile."""
         return self.x.new_empty(max((stop - start for start, stop in self.blocks), default=0) * self.tiling.group)
 
-    def write(self, block: Block, start: int, group: Group, tile: Tensor) -> None:
-        """Scores of a block: ``tile`` is ``(rows of the block, n)``."""
-        block.scores(group.vectors, tile)
-        if self.padding is not None and self._has_padding(start, tile):
-            tile[self.padding_at - start] = group.x @ self.padding
+    def write(self, group: Group, tile: Tensor) -> None:
+        """Scores of the open block, before the soft cap: ``tile`` is ``(rows of the block, n)``."""
+        self.scores.write(group.vectors, tile)
+        if self.padding is not None and self._has_padding:
+            tile[self.padding_at - self.scores.start] = group.x @ self.padding
         if self.bias is not None:
-            tile += self.bias[start : start + tile.shape[0], None]
-        if self.softcap is not None:
-            tile.div_(self.softcap).tanh_().mul_(self.softcap)
+            tile += self.bias[self.scores.start : self.scores.stop, None]
 
-    def backward(self, block: Block, start: int, group: Group, grad: Tensor) -> None:
-        """Add what the gradient of a block's scores, after the soft cap was undone, gives; ``grad`` is used up."""
+    def cap_(self, tile: Tensor) -> Tensor:
+        """Scores with the soft cap, in place."""
+        return tile if self.softcap is None else tile.div_(self.softcap).tanh_().mul_(self.softcap)
+
+    def slope(self, tile: Tensor) -> Tensor | None:  # (rows, n)
+        """``d capped / d score`` from scores before the cap: near it, those after have lost the digits that count."""
+        return None if self.softcap is None else (tile / self.softcap).cosh_().pow_(-2)
+
+    def backward(self, group: Group, grad: Tensor) -> None:
+        """Add what the gradient of the open block's scores, before the soft cap, gives; ``grad`` is used up."""
+        start = self.scores.start
         if self._bias_grad is not None:
-            self._bias_grad[start : start + grad.shape[0]] += grad.sum(1)
-        if self.padding is not None and self._has_padding(start, grad):
+            self._bias_grad[start : self.scores.stop] += grad.sum(1)
+        if self.padding is not None and self._has_padding:
             if self.x_grad is not None:
                 self.x_grad[group.at].addr_(grad[self.padding_at - start], self.padding)
             grad[self.padding_at - start] = 0
-        block.backward(group.vectors, grad)
+        self.scores.backward(group.vectors, grad)
 
     def finish(self, group: Group) -> None:
         """All blocks have had these vectors' gradients."""
@@ -160,12 +170,9 @@ class Scorer:
         if self.x_grad is not None and grad is not None:
             self.x_grad[group.at] += grad
 
-    def through_softcap(self, scores: Tensor) -> Tensor | None:  # (rows, n)
-        """``d capped / d score`` from the capped scores."""
-        return None if self.softcap is None else 1 - (scores / self.softcap).square_()
-
-    def _has_padding(self, start: int, tile: Tensor) -> bool:
-        return start <= self.padding_at < start + tile.shape[0]
+    @property
+    def _has_padding(self) -> bool:
+        return self.scores.start <= self.padding_at < self.scores.stop
 
     def gradients(self) -> list[Tensor | None]:
         """Of the vectors, the bias and the tensors; ``None`` where none was asked for."""

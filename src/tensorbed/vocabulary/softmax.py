@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -34,18 +35,11 @@ class Terms:
     def all_weights(self) -> Tensor | float:
         return float(self.classes) if self.class_weight is None else self.class_weight.sum()
 
-    def counted(self, target: Tensor) -> Tensor:  # (n,) -> (n,) bool
-        """Which targets are not ignored; those that are, are -1."""
-        return target >= 0
-
     def target_weights(self, target: Tensor, dtype: torch.dtype) -> Tensor:  # (n,) -> (n,)
-        """``w_y``, 0 where ignored."""
-        counted = self.counted(target)
-        if self.class_weight is None:
-            return counted.to(dtype)
-        return self.class_weight.index_select(0, target.clamp_min(0)) * counted
+        """``w_y``."""
+        return torch.ones_like(target, dtype=dtype) if self.class_weight is None else self.class_weight[target]
 
-    def divisors(self, target: Tensor, dtype: torch.dtype, reduction: str) -> tuple[Tensor | float, Tensor | float]:
+    def divisors(self, target: Tensor, dtype: torch.dtype, reduction: str) -> tuple[Tensor | float, float]:
         """What a mean divides by: the weights of the targets, and for the z-loss how many there are."""
         if reduction != "mean":
             return 1.0, 1.0
@@ -53,27 +47,23 @@ class Terms:
         if self.label_smoothing:
             # Targets of no weight have a loss by smoothing, but no mean: nan as in torch, not infinity.
             weights = torch.where(weights == 0, math.nan, weights)
-        return weights, self.counted(target).sum().to(dtype)
+        return weights, float(target.shape[0])
 
 
 class Sums:
     """Running sums of one group of vectors, tile after tile; then losses, then gradients of the same tiles.
 
     Shape:
-        - target: ``(n,)``, int64, in range or -1 where ignored
+        - target: ``(n,)``, int64
         - tiles: ``(stop - start, n)``
     """
 
     def __init__(self, terms: Terms, target: Tensor, starts: list[int], dtype: torch.dtype) -> None:
-        self.terms, n = terms, target.shape[0]
-        self.counted = terms.counted(target)
-        self.weights = terms.target_weights(target, dtype)
-        # Targets by block, found once; ignored ones are in none.
-        ordered, self.order = torch.where(self.counted, target, terms.classes).sort()
-        self.ordered = ordered
-        self.bounds = torch.searchsorted(ordered, torch.tensor([*starts, terms.classes], device=target.device)).tolist()
-        self.block = {start: k for k, start in enumerate(starts)}
-        self.total = torch.zeros(n, dtype=dtype, device=target.device)
+        self.terms, self.weights = terms, terms.target_weights(target, dtype)
+        self.ordered, self.order = target.sort()  # by block, found once
+        ends = torch.tensor([*starts, terms.classes], device=target.device)
+        self.spans = dict(zip(starts, pairwise(torch.searchsorted(self.ordered, ends).tolist()), strict=True))
+        self.total = torch.zeros_like(target, dtype=dtype)
         self.most = torch.full_like(self.total, -math.inf)
         self.picked = torch.zeros_like(self.total)
         self.all_scores = torch.zeros_like(self.total) if terms.label_smoothing else None
@@ -81,66 +71,46 @@ class Sums:
     def absorb(self, tile: Tensor, start: int) -> None:
         """Add one tile."""
         absorb(tile, self.most, self.total)
-        rows, columns = self.targets(start)
+        rows, columns = self._targets(start)
         self.picked[columns] = tile[rows, columns]
         if self.all_scores is not None:
-            weight = self.class_weights(start, tile.shape[0])
+            weight = self._class_weights(start, tile)
             self.all_scores += tile.sum(0) if weight is None else weight @ tile
 
-    def targets(self, start: int) -> tuple[Tensor, Tensor]:
+    def _targets(self, start: int) -> tuple[Tensor, Tensor]:
         """Where in the block that begins here the targets are: rows of the tile and columns."""
-        k = self.block[start]
-        at = slice(self.bounds[k], self.bounds[k + 1])
+        at = slice(*self.spans[start])
         return self.ordered[at] - start, self.order[at]
 
-    def class_weights(self, start: int, rows: int) -> Tensor | None:
-        """Of a block's classes."""
+    def _class_weights(self, start: int, tile: Tensor) -> Tensor | None:
         weight = self.terms.class_weight
-        return None if weight is None else weight[start : start + rows]
+        return None if weight is None else weight[start : start + tile.shape[0]]
 
     def log_sum_exp(self) -> Tensor:  # -> (n,)
         return self.most + self.total.log()
 
     def losses(self, lse: Tensor) -> tuple[Tensor, Tensor]:  # -> (n,), (n,)
-        """Cross-entropy and z-loss of each vector, 0 where ignored."""
+        """Cross-entropy and z-loss of each vector."""
         terms, e = self.terms, self.terms.label_smoothing
         loss = (1 - e) * self.weights * (lse - self.picked)
         if self.all_scores is not None:
             loss = loss + e / terms.classes * (terms.all_weights * lse - self.all_scores)
-        z_loss = terms.z_loss * lse.square() if terms.z_loss else torch.zeros_like(lse)
-        return torch.where(self.counted, loss, 0), torch.where(self.counted, z_loss, 0)
+        return loss, terms.z_loss * lse.square() if terms.z_loss else torch.zeros_like(lse)
 
-    def gradient_of(self, lse: Tensor, scale: Tensor, z_scale: Tensor) -> Gradient:
-        """How to make gradients of tiles, each vector's losses multiplied by these: ``(n,)``."""
+    def turn_back(self, lse: Tensor, scale: Tensor, z_scale: Tensor) -> None:
+        """From here on gradients of tiles, each vector's losses multiplied by these: ``(n,)``."""
         terms, e = self.terms, self.terms.label_smoothing
-        scale, z_scale = torch.where(self.counted, scale, 0), torch.where(self.counted, z_scale, 0)
-        smooth = scale * (e / terms.classes) if e else None
-        probability = (1 - e) * scale * self.weights
-        at_target = probability
-        if smooth is not None:
-            probability = probability + smooth * terms.all_weights
+        self.lse, self.g = lse, (1 - e) * scale * self.weights
+        self.b = scale * (e / terms.classes) if e else None
+        self.a = self.g if self.b is None else self.g + self.b * terms.all_weights
         if terms.z_loss:
-            probability = probability + z_scale * (2 * terms.z_loss) * lse
-        # An ignored vector may have any scores, also such that its sum is none.
-        return Gradient(self, torch.where(self.counted, lse, 0), probability, smooth, at_target)
+            self.a = self.a + z_scale * (2 * terms.z_loss) * lse
 
-
-@dataclass(frozen=True)
-class Gradient:
-    """``a``, ``b`` and ``g`` of the formula above."""
-
-    sums: Sums
-    lse: Tensor
-    probability: Tensor
-    smooth: Tensor | None
-    at_target: Tensor
-
-    def write(self, tile: Tensor, start: int) -> None:
-        """Turn a tile of scores into their gradient, in place."""
-        weight = self.sums.class_weights(start, tile.shape[0])
-        probabilities(tile, self.lse, self.probability, self.smooth, weight)
-        rows, columns = self.sums.targets(start)
-        tile[rows, columns] -= self.at_target[columns]
+    def differentiate(self, tile: Tensor, start: int) -> None:
+        """Turn a tile of scores into their gradient, in place: the formula above with its ``a``, ``b`` and ``g``."""
+        probabilities(tile, self.lse, self.a, self.b, self._class_weights(start, tile))
+        rows, columns = self._targets(start)
+        tile[rows, columns] -= self.g[columns]
 
 
 def absorb(tile: Tensor, most: Tensor, total: Tensor) -> None:  # (rows, n), (n,), (n,)

@@ -15,6 +15,7 @@ from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.structures import Structure
 
 ONCE, TWICE, GROUPS = "once", "twice", "groups"
+_TIMES = {ONCE: 1, TWICE: 4, GROUPS: 3}  # products of each vector with all rows
 
 _SHARE = 3  # by default a third of what all scores would take ...
 _LEAST, _MOST = 2**22, 2**28  # ... but at least and at most so many numbers, ...
@@ -58,6 +59,10 @@ class Tiling:
     multiply_adds: int
     cost: float
 
+    @property
+    def name(self) -> str:
+        return f"{self.scoring.name}, {self.passes}{', all kept' if self.keeps else ''}"
+
     def groups(self) -> list[slice]:
         """The vectors in groups, the first one the largest."""
         return [slice(a, min(a + self.group, self.tokens)) for a in range(0, self.tokens, self.group)]
@@ -81,20 +86,13 @@ class Task:
     whole: bool = False
 
     @classmethod
-    def of(
-        cls,
-        structure: Structure,
-        tokens: int,
-        itemsize: int,
-        memory_budget: int | None,
-        *,
-        trains: bool = False,
-        at_once: bool = False,
-        whole: bool = False,
-    ) -> Task:
+    def of(cls, structure: Structure, tokens: int, itemsize: int, memory_budget: int | None, **asked: bool) -> Task:
         """With what a budget in bytes holds; by default a third of all scores, within bounds."""
-        numbers = _default(structure, tokens, whole) if memory_budget is None else max(1, memory_budget // itemsize)
-        return cls(structure, tokens, numbers, trains, at_once and trains, whole)
+        own = _OWN * structure.numel if 4 * structure.numel <= structure.rows * structure.cols else 0
+        least = max(_FOR_SCORES if asked.get("whole") else _LEAST, own)
+        default = min(max(tokens * structure.rows // _SHARE, least), max(_MOST, own))
+        numbers = default if memory_budget is None else max(1, memory_budget // itemsize)
+        return cls(structure, tokens, numbers, **asked)
 
     @property
     def largest(self) -> int:
@@ -102,12 +100,6 @@ class Task:
         structure = self.structure
         table, scores = structure.rows * structure.cols, structure.rows * self.tokens
         return max(_TINY, (table if self.whole else min(table, scores)) // 2)
-
-
-def _default(structure: Structure, tokens: int, whole: bool) -> int:
-    own = _OWN * structure.numel if 4 * structure.numel <= structure.rows * structure.cols else 0
-    least = max(_FOR_SCORES if whole else _LEAST, own)
-    return min(max(tokens * structure.rows // _SHARE, least), max(_MOST, own))
 
 
 @lru_cache(maxsize=4096)
@@ -140,17 +132,11 @@ class _Counting:
 
     def tiled(self, passes: str) -> Tiling:
         """All vectors by some rows, if they are not too many for that."""
-        task, least = self.task, self._height(self.task.tokens)
-        left = self._left(2)
+        task, least, left = self.task, self._height(self.task.tokens), self._left(2)
         group = self._group(least, left * least)
         height = max(least, self._height(group))
-        times = 1 if passes == ONCE else 4
-        groups = -(-task.tokens // group)
-        products = task.tokens * times * self.each.multiply_adds
-        held = self._fixed(height) + int(group * height * left)
-        tiles = groups * -(-self.rows // height)
-        made = self._made(times * groups, min(times, 3))
-        return self._tiling(passes, group, height, False, held, made, products, times, tiles)
+        products = task.tokens * _TIMES[passes] * self.each.multiply_adds
+        return self._counted(passes, False, group, height, int(group * height * left), products)
 
     def grouped(self, *, keeps: bool) -> Tiling:
         """Some vectors by all rows, their scores kept."""
@@ -161,33 +147,19 @@ class _Counting:
         half = max(1, -(-task.tokens // 2))
         group = min(half if self.each.made else min(_ENOUGH, half), self._group(least, each + scratch * least))
         height = self._height(group)
-        groups = -(-task.tokens // group)
         products = task.tokens * (3 * self.each.multiply_adds + (0 if keeps else self.each.spared))
-        held = self._fixed(height) + int(group * (each + scratch * height))
-        tiles = 2 * groups * -(-self.rows // height)
-        made = self._made(3 * groups + 1, 3)
-        return self._tiling(GROUPS, group, height, keeps, held, made, products, 3, tiles)
+        return self._counted(GROUPS, keeps, group, height, int(group * (each + scratch * height)), products)
 
-    def _tiling(
-        self,
-        passes: str,
-        group: int,
-        height: int,
-        keeps: bool,
-        held: int,
-        made: tuple[int, int],
-        products: int,
-        times: int,
-        tiles: int,
-    ) -> Tiling:
-        narrow, kept = 1 + _NARROW / max(group, _NARROW), self.task.tokens * times * self.each.kept
-        cost = made[0] + _STORE * made[1] + narrow * products + _COPY * kept + _CALLS * tiles
-        return Tiling(self.scoring, passes, self.task.tokens, group, height, keeps, held, made[0] + products, cost)
-
-    def _made(self, blocks: int, cores: int) -> tuple[int, int]:
-        """Multiply-adds and numbers of rows made so often, and cores merged so often."""
-        each = self.each
-        return blocks * each.making + cores * each.merging, blocks * each.made + cores * each.merged
+    def _counted(self, passes: str, keeps: bool, group: int, height: int, held: int, products: int) -> Tiling:
+        tokens, each, times = self.task.tokens, self.each, _TIMES[passes]
+        groups = -(-tokens // group)
+        tiles = groups * -(-self.rows // height) * (2 if passes == GROUPS else 1)
+        blocks, cores = times * groups + (passes == GROUPS), min(times, 3)  # how often rows are made, and cores merged
+        making, made = blocks * each.making + cores * each.merging, blocks * each.made + cores * each.merged
+        narrow = 1 + _NARROW / max(group, _NARROW)
+        cost = making + _STORE * made + narrow * products + _COPY * tokens * times * each.kept + _CALLS * tiles
+        numbers = self._fixed(height) + held
+        return Tiling(self.scoring, passes, tokens, group, height, keeps, numbers, making + products, cost)
 
     def _left(self, copies: int) -> float:
         """Numbers to hold for one score: itself, and what it leaves behind, so many times."""

@@ -1,4 +1,4 @@
-"""Scores straight from codes: the compiled kernels make rows in a cache and multiply them there."""
+"""Scores straight from codes: the compiled kernels make rows in a cache and multiply them there, or sum tables."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tensorbed.backends import native
 from tensorbed.backends.native import coded
-from tensorbed.backends.scores.scoring import Block, Cost, Scorable, Scores, Scoring, Vectors
+from tensorbed.backends.scores.scoring import Cost, Scorable, Scores, Scoring, Vectors
+from tensorbed.dispatch import recording
 
 _ROWS = 2**20  # numbers of rows made at once where there are no kernels for them
 _MAKE = 3  # multiply-adds that making a number from its code is worth, where it stays in a cache
@@ -33,25 +35,48 @@ class CodedScores(Scores):
     def turned(self, x: Tensor) -> Tensor:  # (n, cols) -> (cols, n)
         return super().turned(x).contiguous()
 
-    def block(self, start: int, stop: int) -> Block:
-        return _CodedBlock(self, start, stop)
-
-
-class _CodedBlock(Block):
-    def __init__(self, owner: CodedScores, start: int, stop: int) -> None:
-        self.owner, self.at = owner, (start, stop)
-
-    def scores(self, vectors: Vectors, out: Tensor) -> None:
-        structure, tensors = self.owner.structure, self.owner.tensors
-        if coded.scores(structure.coded_block(tensors, *self.at), vectors.data, out):
+    def write(self, vectors: Vectors, out: Tensor) -> None:
+        if coded.scores(self.structure.coded_block(self.tensors, self.start, self.stop), vectors.data, out):
             return
         # Some rows at a time: this block is as high as one of which none is made.
-        start, stop = self.at
-        height = max(1, _ROWS // structure.cols)
-        for a in range(start, stop, height):
-            b = min(a + height, stop)
-            rows = structure.block(tensors, a, b, "auto").to(out.dtype)
-            torch.mm(rows, vectors.data, out=out[a - start : b - start])
+        height = max(1, _ROWS // self.structure.cols)
+        for a in range(self.start, self.stop, height):
+            b = min(a + height, self.stop)
+            rows = self.structure.block(self.tensors, a, b, "auto").to(out.dtype)
+            torch.mm(rows, vectors.data, out=out[a - self.start : b - self.start])
 
     def backward(self, vectors: Vectors, grad: Tensor) -> None:
         raise NotImplementedError("a way without gradients is taken for scores alone.")
+
+
+class LookupTables(Scores):
+    """Scores of rows that are sums of codebook entries: each codebook times the vectors once, then sums of the results.
+
+    Vectors become tables ``(parts * words, n)`` of what every entry of every codebook scores.
+    """
+
+    structure: Any  # one with ``coded_block``
+
+    def turned(self, x: Tensor) -> Tensor:  # (n, cols) -> (parts * words, n)
+        books = self.tensors["codebooks"]
+        turned = self.structure.turned(self.tensors, x).T.reshape(books.shape[0], -1, x.shape[0])
+        return torch.bmm(books, turned).flatten(0, 1)
+
+    def write(self, vectors: Vectors, out: Tensor) -> None:
+        block = self.structure.coded_block(self.tensors, self.start, self.stop)
+        if not coded.sums(block, vectors.data, out):
+            out.copy_(self._summed(vectors.data))
+
+    def backward(self, vectors: Vectors, grad: Tensor) -> None:
+        if vectors.grad is None:  # only a bias is trained
+            return
+        leaf = vectors.data.detach().requires_grad_()
+        with recording(True):
+            again = self._summed(leaf)
+        vectors.grad += torch.autograd.grad(again, leaf, grad)[0]
+
+    def _summed(self, tables: Tensor) -> Tensor:  # (parts * words, n) -> (rows of the block, n)
+        parts, words, _ = self.tensors["codebooks"].shape
+        codes = self.tensors["codes"][self.start : self.stop]
+        places = codes.long() + torch.arange(parts, device=codes.device) * words
+        return F.embedding_bag(places, tables, mode="sum")

@@ -7,7 +7,7 @@ reduction over the slow axis, which every processor does many columns at a time.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from torch import Tensor
 from tensorbed.dispatch import recording
 
 Params = Mapping[str, Tensor]
+_BLOCK = 2**22  # numbers of the table made at once
 
 
 class Scorable(Protocol):
@@ -79,76 +80,6 @@ class Scoring:
     trains: bool = True
 
 
-class Scores(ABC):
-    """The scores of one call by one way, with gradients off; those of tensors and vectors add up here.
-
-    Attributes:
-        order: ``(rows,)`` int64, which row of the table each scored row is; ``None`` where that is the table's order.
-        any_layout: whether a tile may also be the transpose of a contiguous one.
-    """
-
-    order: Tensor | None = None
-    any_layout = False
-    step = 1
-
-    def __init__(self, structure: Scorable, tensors: Sequence[Tensor], dtype: torch.dtype, keeps: bool = False) -> None:
-        self.structure, self.dtype, self.keeps = structure, dtype, keeps
-        leaves = [_leaf(t, t.dtype if structure.takes_half else dtype) for t in tensors]
-        self.tensors = structure.named(leaves)
-        self.trained = [name for name, leaf in self.tensors.items() if leaf.requires_grad]
-        self._grads: dict[str, Tensor] = {}
-
-    @property
-    def rows(self) -> int:
-        return self.structure.rows
-
-    def vectors(self, x: Tensor, *, grad: bool) -> Any:  # (n, cols)
-        """Vectors ready to be scored, with room for their gradient where one is asked for."""
-        given = x.detach().requires_grad_(grad)
-        with recording(grad or bool(self.trained)):
-            return Vectors(given, self.turned(given))
-
-    def turned(self, x: Tensor) -> Tensor:  # (n, cols) -> (k, n)
-        """What blocks multiply, differentiable in the vectors and the tensors."""
-        return self.structure.turned(self.tensors, x).T
-
-    def finish(self, vectors: Any) -> Tensor | None:  # -> (n, cols)
-        """The gradient of vectors, once all blocks have added to it; ``None`` where none was asked for."""
-        if vectors.grad is None:
-            return None
-        inputs = [vectors.given, *(self.tensors[name] for name in self.trained)]
-        wanted = [tensor for tensor in inputs if tensor.requires_grad]
-        grads = iter(torch.autograd.grad(vectors.graph, wanted, vectors.grad, allow_unused=True))
-        of_vectors = next(grads) if vectors.given.requires_grad else None
-        self.add(self.trained, grads)
-        return of_vectors
-
-    def add(self, names: Sequence[str], grads: Any) -> None:
-        """Add gradients to those of these tensors."""
-        for name, grad in zip(names, grads, strict=True):
-            if grad is not None:
-                self.sum_of(name).add_(grad)
-
-    def sum_of(self, name: str) -> Tensor:
-        """The sum of a tensor's gradients so far."""
-        if name not in self._grads:
-            self._grads[name] = torch.zeros_like(self.tensors[name], dtype=self.dtype, requires_grad=False)
-        return self._grads[name]
-
-    def blocks(self, height: int) -> list[tuple[int, int]]:
-        """The scored rows in blocks of about this height, the first one the largest."""
-        height = max(self.step, height // self.step * self.step)
-        return [(start, min(start + height, self.rows)) for start in range(0, self.rows, height)]
-
-    @abstractmethod
-    def block(self, start: int, stop: int) -> Block:
-        """A block of scored rows, ready to be multiplied."""
-
-    def gradients(self) -> list[Tensor | None]:
-        """Gradients of the tensors that ask for one, in their order, after the last block was closed."""
-        return [self.sum_of(name) if name in self.trained else None for name in self.tensors]
-
-
 class Vectors:
     """A group of vectors as blocks take them, and the sum of their gradients the same way.
 
@@ -162,23 +93,189 @@ class Vectors:
         self.grad = torch.zeros_like(self.data) if graph.requires_grad else None
 
 
-class Block(ABC):
-    """A block of rows."""
+class Scores(ABC):
+    """The scores of one call by one way, with gradients off; those of tensors and vectors add up here.
+
+    Rows come in blocks: one is opened, serves any vectors, and is closed before the next.
+
+    Attributes:
+        order: ``(rows,)`` int64, which row of the table each scored row is; ``None`` where that is the table's order.
+        any_layout: whether a tile may also be the transpose of a contiguous one.
+        start, stop: the rows of the block that is open.
+    """
+
+    order: Tensor | None = None
+    any_layout = False
+    step = 1
+    start = stop = 0
+
+    def __init__(self, structure: Scorable, tensors: Sequence[Tensor], dtype: torch.dtype, keeps: bool = False) -> None:
+        self.structure, self.rows, self.dtype, self.keeps = structure, structure.rows, dtype, keeps
+        leaves = []
+        for tensor in tensors:
+            stays = structure.takes_half or not tensor.is_floating_point()
+            leaves.append(tensor.detach().to(tensor.dtype if stays else dtype).requires_grad_(tensor.requires_grad))
+        self.tensors = structure.named(leaves)
+        self.trained = [name for name, leaf in self.tensors.items() if leaf.requires_grad]
+        self._grads: dict[str, Tensor] = {}
+
+    def vectors(self, x: Tensor, *, grad: bool) -> Any:  # (n, cols)
+        """Vectors ready to be scored, with room for their gradient where one is asked for."""
+        given = x.detach().requires_grad_(grad)
+        with recording(grad or bool(self.trained)):
+            return Vectors(given, self.turned(given))
+
+    def turned(self, x: Tensor) -> Tensor:  # (n, cols) -> (k, n)
+        """What blocks multiply, differentiable in the vectors and the tensors."""
+        return self.structure.turned(self.tensors, x).T
+
+    def blocks(self, height: int) -> list[tuple[int, int]]:
+        """The scored rows in blocks of about this height, the first one the largest."""
+        height = max(self.step, height // self.step * self.step)
+        return [(start, min(start + height, self.rows)) for start in range(0, self.rows, height)]
+
+    def open(self, start: int, stop: int) -> None:
+        """Begin with a block."""
+        self.start, self.stop = start, stop
 
     @abstractmethod
-    def scores(self, vectors: Any, out: Tensor) -> None:  # out: (rows of the block, n)
-        """Write the scores."""
+    def write(self, vectors: Any, out: Tensor) -> None:  # out: (rows of the block, n)
+        """The scores of the open block."""
 
     @abstractmethod
     def backward(self, vectors: Any, grad: Tensor) -> None:  # grad: (rows of the block, n)
-        """Add the gradients for those of the scores."""
+        """Add the gradients for those of the open block's scores."""
 
     def close(self) -> None:  # noqa: B027
-        """Hand the block's own gradients on; it is not used afterwards."""
+        """Hand the open block's own gradients on."""
+
+    def finish(self, vectors: Any) -> Tensor | None:  # -> (n, cols)
+        """The gradient of vectors, once all blocks have added to it; ``None`` where none was asked for."""
+        if vectors.grad is None:
+            return None
+        inputs = [vectors.given, *(self.tensors[name] for name in self.trained)]
+        wanted = [tensor for tensor in inputs if tensor.requires_grad]
+        grads = iter(torch.autograd.grad(vectors.graph, wanted, vectors.grad, allow_unused=True))
+        of_vectors = next(grads) if vectors.given.requires_grad else None
+        self.add(self.trained, grads)
+        return of_vectors
+
+    def add(self, names: Sequence[str], grads: Iterable[Tensor | None]) -> None:
+        """Add gradients to those of these tensors."""
+        for name, grad in zip(names, grads, strict=True):
+            if grad is not None:
+                self.sum_of(name).add_(grad)
+
+    def sum_of(self, name: str) -> Tensor:
+        """The sum of a tensor's gradients so far."""
+        if name not in self._grads:
+            self._grads[name] = torch.zeros_like(self.tensors[name], dtype=self.dtype, requires_grad=False)
+        return self._grads[name]
+
+    def gradients(self) -> list[Tensor | None]:
+        """Gradients of the tensors that ask for one, in their order, after the last block was closed."""
+        return [self.sum_of(name) if name in self.trained else None for name in self.tensors]
 
 
-def _leaf(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Apart from its graph; floating-point numbers in this dtype."""
-    return (
-        tensor.detach().to(dtype if tensor.is_floating_point() else tensor.dtype).requires_grad_(tensor.requires_grad)
-    )
+class RowScores(Scores):
+    """``structure.block`` times ``structure.turned``: rows that are made, multiplied and dropped."""
+
+    any_layout = True
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        of_rows = self.structure.row_tensor
+        self.slice_of = of_rows if of_rows in self.trained else None
+        self.made_of = [name for name in self.trained if name != of_rows]
+        self._written: set[int] = set()
+
+    def open(self, start: int, stop: int) -> None:
+        super().open(start, stop)
+        with recording(bool(self.made_of)):
+            self.block = self.structure.block(self.tensors, start, stop, "auto").to(self.dtype)
+        self.block_grad: Tensor | None = None
+
+    def write(self, vectors: Vectors, out: Tensor) -> None:
+        torch.mm(self.block.detach(), vectors.data, out=out)
+
+    def backward(self, vectors: Vectors, grad: Tensor) -> None:
+        x = vectors.data.T
+        if vectors.grad is not None:
+            vectors.grad.addmm_(self.block.detach().T, grad)
+        if self.slice_of is not None:
+            self._add_to_slice(self.slice_of, grad, x)
+        elif self.block.requires_grad:
+            self.block_grad = grad @ x if self.block_grad is None else self.block_grad.addmm_(grad, x)
+
+    def _add_to_slice(self, name: str, grad: Tensor, x: Tensor) -> None:  # (rows, n), (n, k)
+        """``+= grad @ x`` for the gradient of the block's rows of a tensor, not written before the first time."""
+        if name not in self._grads:
+            self._grads[name] = torch.empty_like(self.tensors[name], dtype=self.dtype, requires_grad=False)
+        total = self._grads[name][self.start : self.stop]
+        if self.start in self._written:
+            total.addmm_(grad, x)
+        else:
+            torch.mm(grad, x, out=total)
+            self._written.add(self.start)
+
+    def close(self) -> None:
+        if self.block_grad is not None:
+            leaves = [self.tensors[name] for name in self.made_of]
+            self.add(self.made_of, torch.autograd.grad(self.block, leaves, self.block_grad, allow_unused=True))
+        del self.block, self.block_grad
+
+
+def scores_of_rows(
+    structure: Scorable, p: Params, x: Tensor, start: int, stop: int, impl: str
+) -> Tensor:  # (*, cols) -> (*, stop - start)
+    """``x @ table[start:stop].T`` in plain differentiable PyTorch, a block of rows at a time."""
+    height = max(1, _BLOCK // structure.cols)
+    ends = [(a, min(a + height, stop)) for a in range(start, stop, height)] or [(start, stop)]
+    turned = structure.turned(p, x)
+    blocks = [turned @ structure.block(p, a, b, impl).to(x.dtype).T for a, b in ends]
+    return blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)
+
+
+class JoinedScores(Scores):
+    """Scores of a table whose rows are all of a first table, then all of a second, and so on, each scored its own way.
+
+    Args:
+        tables: the scores of each.
+        order: ``(rows,)``, which row each of those is here.
+        constants: how many tensors come before those of the tables; they have no gradients.
+    """
+
+    def __init__(self, tables: Sequence[Scores], order: Tensor, constants: int) -> None:
+        self.tables, self.order, self.constants = tables, order, constants
+        self.rows, self.any_layout = order.shape[0], all(table.any_layout for table in tables)
+        self.firsts = [sum(table.rows for table in tables[:k]) for k in range(len(tables))]
+        self.at = 0  # which table's block is open
+
+    def vectors(self, x: Tensor, *, grad: bool) -> list[object]:
+        return [table.vectors(x, grad=grad) for table in self.tables]
+
+    def blocks(self, height: int) -> list[tuple[int, int]]:
+        pairs = zip(self.firsts, self.tables, strict=True)
+        return [(first + a, first + b) for first, table in pairs for a, b in table.blocks(height)]
+
+    def open(self, start: int, stop: int) -> None:
+        super().open(start, stop)
+        self.at = max(k for k, first in enumerate(self.firsts) if first <= start)
+        self.tables[self.at].open(start - self.firsts[self.at], stop - self.firsts[self.at])
+
+    def write(self, vectors: list[object], out: Tensor) -> None:
+        self.tables[self.at].write(vectors[self.at], out)
+
+    def backward(self, vectors: list[object], grad: Tensor) -> None:
+        self.tables[self.at].backward(vectors[self.at], grad)
+
+    def close(self) -> None:
+        self.tables[self.at].close()
+
+    def finish(self, vectors: list[object]) -> Tensor | None:
+        grads = [table.finish(own) for table, own in zip(self.tables, vectors, strict=True)]
+        asked_for = [grad for grad in grads if grad is not None]
+        return torch.stack(asked_for).sum(0) if asked_for else None
+
+    def gradients(self) -> list[Tensor | None]:
+        return [None] * self.constants + [grad for table in self.tables for grad in table.gradients()]

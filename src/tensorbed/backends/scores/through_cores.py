@@ -9,84 +9,24 @@ Each step is one matrix, the core, times every vector and prefix at once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import combinations, pairwise
+from functools import cached_property, lru_cache, partial
+from itertools import accumulate, combinations, pairwise
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tensorbed.backends.chain import Chain
-from tensorbed.backends.scores.scoring import Block, Cost, Scorable, Scores, Scoring, Vectors
+from tensorbed.backends.scores.scoring import Cost, Scorable, Scores, Scoring, Vectors
 from tensorbed.dispatch import recording
 
 _FEW = 16  # columns up to which products are better with the roles of their factors exchanged
 
 
-@dataclass(frozen=True)
-class Route:
-    """Cores merged into groups of these sizes, passed from the first or, reversed, from the last."""
-
-    groups: tuple[int, ...]
-    reverse: bool
-
-    @property
-    def name(self) -> str:
-        """``"cores 1-2, 3"``: in the order in which they are met."""
-        ends = [sum(self.groups[:k]) for k in range(len(self.groups) + 1)]
-        names = [f"{a + 1}-{b}" if b > a + 1 else f"{b}" for a, b in pairwise(ends)]
-        return f"cores {', '.join(reversed(names) if self.reverse else names)}"
-
-
-def scorings(structure: Scorable, chain: Chain) -> list[Scoring]:
-    """Every route through the cores, which are the structure's tensors."""
-    return [Scoring(route.name, cost, partial(ThroughCores, chain, route, structure)) for route, cost in _costs(chain)]
-
-
-@lru_cache(maxsize=256)
-def _costs(chain: Chain) -> tuple[tuple[Route, Cost], ...]:
-    """The routes whose merged cores stay well below the table."""
-    costs = ((route, _cost(chain, route)) for route in _routes(chain.order))
-    return tuple((route, cost) for route, cost in costs if cost is not None)
-
-
-def _routes(order: int) -> Iterator[Route]:
-    """Every merging into two or three groups, and none: more than that would be exponentially many."""
-    cuts = [*combinations(range(1, order), 1), *combinations(range(1, order), 2), tuple(range(1, order))]
-    for ends in dict.fromkeys(cuts):
-        groups = tuple(b - a for a, b in pairwise([0, *ends, order]))
-        yield from (Route(groups, False), Route(groups, True))
-
-
-def _cost(chain: Chain, route: Route) -> Cost | None:
-    sizes = _merged_chain(chain, route)
-    merged = sum(prod(sizes.core_shape(k)) for k in range(sizes.order))
-    own = sum(prod(chain.core_shape(k)) for k in range(chain.order))
-    if merged > max(2 * own, chain.rows * chain.cols // 4):
-        return None
-    steps = [_step(sizes, k) for k in range(sizes.order)]
-    in_order = not route.reverse or _is_one_digit(chain)
-    counts = [s.parts * s.height * s.depth * s.width for s in steps]
-    return Cost(
-        multiply_adds=sum(counts),
-        merging=_merging(chain, route),
-        merged=merged,
-        kept=sum(s.parts * s.height * s.width for s in steps[:-1]) + (0 if in_order else prod(chain.row_factors)),
-        spared=sum(counts[:-1]),
-        step=_rows_of_a_digit(sizes, route),
-    )
-
-
-def _rows_of_a_digit(sizes: Chain, route: Route) -> int:
-    """Rows that come together; passed from the last digit all do, in another order."""
-    return sizes.rows if route.reverse else prod(sizes.row_factors[1:])
-
-
-@dataclass(frozen=True)
-class _Step:
+class _Step(NamedTuple):
     """One core's product for one vector: ``parts`` times ``(height, depth) @ (depth, width)``."""
 
     parts: int
@@ -95,77 +35,130 @@ class _Step:
     width: int
 
 
-def _step(chain: Chain, k: int) -> _Step:
-    """The k-th step; a ring's joint goes along as more columns, and is summed over at the last."""
-    i, left, j, right = chain.core_shape(k)
-    before, after = prod(chain.row_factors[:k]), prod(chain.col_factors[k + 1 :])
-    if k == 0:
-        return _Step(1, i * right * left, j, after)
-    if k == chain.order - 1:
-        return _Step(before, i, left * j * right, 1)
-    return _Step(before, i * right, left * j, after * chain.joint)
+@dataclass(frozen=True)
+class Route:
+    """Cores merged into groups of these sizes, passed from the first or, reversed, from the last."""
+
+    chain: Chain
+    groups: tuple[int, ...]
+    reverse: bool
+
+    @cached_property
+    def spans(self) -> list[tuple[int, int]]:
+        """The first core of each group, and the one after its last."""
+        return list(pairwise(accumulate(self.groups, initial=0)))
+
+    @property
+    def name(self) -> str:
+        """``"cores 1-2, 3"``: in the order in which they are met."""
+        names = [f"{a + 1}-{b}" if b > a + 1 else f"{b}" for a, b in self.spans]
+        return f"cores {', '.join(reversed(names) if self.reverse else names)}"
+
+    @cached_property
+    def sizes(self) -> Chain:
+        """The sizes of the chain as it is passed."""
+        chain, turn = self.chain, slice(None, None, -1 if self.reverse else 1)
+        rows = tuple(prod(chain.row_factors[a:b]) for a, b in self.spans)
+        cols = tuple(prod(chain.col_factors[a:b]) for a, b in self.spans)
+        ranks = (*(chain.ranks[a] for a, _ in self.spans), chain.ranks[-1])
+        return Chain(chain.rows, rows[turn], cols[turn], ranks[turn])
+
+    @cached_property
+    def steps(self) -> list[_Step]:
+        """A ring's joint goes along as more columns, and is summed over at the last."""
+        sizes, steps = self.sizes, []
+        for k in range(sizes.order):
+            i, left, j, right = sizes.core_shape(k)
+            before, after = prod(sizes.row_factors[:k]), prod(sizes.col_factors[k + 1 :])
+            if k == 0:
+                steps.append(_Step(1, i * right * left, j, after))
+            elif k == sizes.order - 1:
+                steps.append(_Step(before, i, left * j * right, 1))
+            else:
+                steps.append(_Step(before, i * right, left * j, after * sizes.joint))
+        return steps
+
+    @property
+    def in_order(self) -> bool:
+        """Whether rows come out in the table's order: not reversed, or with one digit to reverse."""
+        return not self.reverse or sum(factor > 1 for factor in self.chain.row_factors) <= 1
+
+    @property
+    def rows_of_a_digit(self) -> int:
+        """Rows that come together; passed from the last digit all do, in another order."""
+        return self.sizes.rows if self.reverse else prod(self.sizes.row_factors[1:])
+
+    @property
+    def cost(self) -> Cost:
+        chain, ranks = self.chain, self.chain.ranks
+        merging = 0
+        for a, b in self.spans:
+            for k in range(a + 1, b):
+                numbers = prod(chain.row_factors[a : k + 1]) * prod(chain.col_factors[a : k + 1])
+                merging += numbers * ranks[a] * ranks[k] * ranks[k + 1]
+        counts = [prod(step) for step in self.steps]
+        kept = sum(step.parts * step.height * step.width for step in self.steps[:-1])
+        return Cost(
+            multiply_adds=sum(counts),
+            merging=merging,
+            merged=_numbers(self.sizes),
+            kept=kept + (0 if self.in_order else prod(chain.row_factors)),
+            spared=sum(counts[:-1]),
+            step=self.rows_of_a_digit,
+        )
+
+    def matrices(self, cores: Sequence[Tensor]) -> list[Tensor]:
+        """Merged cores as they are passed, each the matrix of its step, the first split by its digit; differentiable.
+
+        Shape:
+            - cores: ``(I, R, J, R')`` each
+            - output: ``(I, R' * R, J)``, then ``(I * R', R * J)`` each, at last ``(I, R * J * R')``
+        """
+        merged = []
+        for a, b in self.spans:
+            core = cores[a]
+            for other in cores[a + 1 : b]:
+                core = torch.einsum("iajb,kblc->ikajlc", core, other).flatten(3, 4).flatten(0, 1)
+            merged.append(core)
+        if self.reverse:
+            merged = [core.transpose(1, 3) for core in reversed(merged)]
+        *others, last = merged
+        turned = [core.permute(0, 3, 1, 2) for core in others]
+        matrices = [core.flatten(1, 2) if k == 0 else core.flatten(2, 3).flatten(0, 1) for k, core in enumerate(turned)]
+        return [matrix.contiguous() for matrix in (*matrices, last.flatten(1))]
 
 
-def _merged_chain(chain: Chain, route: Route) -> Chain:
-    """The sizes of the chain as it is passed."""
-    ends = [sum(route.groups[:k]) for k in range(len(route.groups) + 1)]
-    rows = tuple(prod(chain.row_factors[a:b]) for a, b in pairwise(ends))
-    cols = tuple(prod(chain.col_factors[a:b]) for a, b in pairwise(ends))
-    ranks = tuple(chain.ranks[a] for a in ends)
-    if route.reverse:
-        rows, cols, ranks = rows[::-1], cols[::-1], ranks[::-1]
-    return Chain(chain.rows, rows, cols, ranks)
+def scorings(structure: Scorable, chain: Chain) -> list[Scoring]:
+    """Every route through the cores, which are the structure's tensors."""
+    return [Scoring(route.name, cost, partial(ThroughCores, route, structure)) for route, cost in _routes(chain)]
 
 
-def _merging(chain: Chain, route: Route) -> int:
-    total, at = 0, 0
-    for size in route.groups:
-        i, left, j, _ = chain.core_shape(at)
-        for k in range(at + 1, at + size):
-            i2, inner, j2, right2 = chain.core_shape(k)
-            total += i * left * j * inner * i2 * j2 * right2
-            i, j = i * i2, j * j2
-        at += size
-    return total
+@lru_cache(maxsize=256)
+def _routes(chain: Chain) -> list[tuple[Route, Cost]]:
+    """Mergings into two or three groups, and none, whose cores stay well below the table; all would be too many."""
+    order, most = chain.order, max(2 * _numbers(chain), chain.rows * chain.cols // 4)
+    cuts = [*combinations(range(1, order), 1), *combinations(range(1, order), 2), tuple(range(1, order))]
+    groups = [tuple(b - a for a, b in pairwise([0, *ends, order])) for ends in dict.fromkeys(cuts)]
+    routes = [Route(chain, sizes, reverse) for sizes in groups for reverse in (False, True)]
+    return [(route, route.cost) for route in routes if _numbers(route.sizes) <= most]
 
 
-def _merge(cores: Sequence[Tensor], route: Route) -> list[Tensor]:
-    """Merged cores ``(I, R, J, R')``, in the order in which they are passed; differentiable."""
-    merged, at = [], 0
-    for size in route.groups:
-        core = cores[at]
-        for other in cores[at + 1 : at + size]:
-            i, left, j, _ = core.shape
-            i2, _, j2, right = other.shape
-            core = torch.einsum("iajb,kblc->ikajlc", core, other).reshape(i * i2, left, j * j2, right)
-        merged.append(core)
-        at += size
-    return [core.transpose(1, 3) for core in reversed(merged)] if route.reverse else merged
-
-
-def _matrices(merged: Sequence[Tensor]) -> list[Tensor]:
-    """Each core as the matrix of its step, the first one split by its digit: ``(I, R' * R, J)``."""
-    found = []
-    for k, core in enumerate(merged):
-        i, left, j, right = core.shape
-        if k == len(merged) - 1:
-            found.append(core.reshape(i, left * j * right))
-        elif k == 0:
-            found.append(core.permute(0, 3, 1, 2).reshape(i, right * left, j))
-        else:
-            found.append(core.permute(0, 3, 1, 2).reshape(i * right, left * j))
-    return [matrix.contiguous() for matrix in found]
+def _numbers(chain: Chain) -> int:
+    return sum(prod(chain.core_shape(k)) for k in range(chain.order))
 
 
 class ThroughCores(Scores):
-    """A chain's scores by a route; its tensors are the cores."""
+    """A chain's scores by a route; its tensors are the cores.
 
-    def __init__(self, chain: Chain, route: Route, *given: Any) -> None:
+    A block is the rows from one value of the first digit to another, cut at the end of the table. On a reversed route
+    it is all of them: they come out in another order, padded ones between them.
+    """
+
+    def __init__(self, route: Route, *given: Any) -> None:
         super().__init__(*given)
-        self.chain, self.route, self.sizes = chain, route, _merged_chain(chain, route)
-        self.step = _rows_of_a_digit(self.sizes, route)
+        self.route, self.sizes, self.step = route, route.sizes, route.rows_of_a_digit
         with recording(bool(self.trained)):
-            self.graph = _matrices(_merge(list(self.tensors.values()), route))
+            self.graph = route.matrices(list(self.tensors.values()))
         self.matrices = [matrix.detach() for matrix in self.graph]
         self.matrix_grads = [torch.zeros_like(matrix) for matrix in self.matrices] if self.trained else []
         # What went into each core after the first, for backward; by block where all is kept.
@@ -174,28 +167,67 @@ class ThroughCores(Scores):
 
     def turned(self, x: Tensor) -> Tensor:  # (n, cols) -> (cols, n)
         """For a reversed route the last column factor comes first."""
-        factors = self.sizes.col_factors[::-1] if self.route.reverse else self.sizes.col_factors
-        digits = x.reshape(x.shape[0], *factors)
-        order = range(len(factors), 0, -1) if self.route.reverse else range(1, len(factors) + 1)
-        return digits.permute(*order, 0).reshape(self.structure.cols, x.shape[0]).contiguous()
+        if not self.route.reverse:
+            return x.T.contiguous()
+        return _reversed_digits(x.T, self.sizes.col_factors[::-1]).contiguous()
 
-    def block(self, start: int, stop: int) -> Block:
-        return _ReversedRows(self, stop) if self.route.reverse else _Prefixes(self, start, stop)
+    def open(self, start: int, stop: int) -> None:
+        super().open(start, stop)
+        digits, each = self.sizes.row_factors[0], prod(self.sizes.row_factors[1:])
+        self.digits = slice(0, digits) if self.route.reverse else slice(start // each, -(-stop // each))
+        self.padded = (self.digits.stop - self.digits.start) * each
 
-    def tape(self, start: int, shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
-        """Room that is written over by the next block, or by the same one's next vectors. The first are the largest."""
-        key = start if self.keeps else 0
-        if key not in self._tapes:
-            self._tapes[key] = [self.matrices[0].new_empty(prod(shape)) for shape in shapes]
-        pairs = zip(self._tapes[key], shapes, strict=True)
-        return [room[: prod(shape)].view(shape) for room, shape in pairs]
+    def _tape(self, vectors: Vectors) -> list[Tensor]:
+        """What goes into the steps after the first, ``(prefixes, depth, width)`` each, computed unless it is there."""
+        key, entry, n = self.start if self.keeps else 0, (self.start, vectors), vectors.data.shape[1]
+        digits, of = self.digits.stop - self.digits.start, self.sizes.row_factors[0]
+        shapes = [(step.parts // of * digits, step.depth, step.width * n) for step in self.route.steps[1:]]
+        if key not in self._tapes:  # the first block and the first vectors are the largest; others write over them
+            self._tapes[key] = [vectors.data.new_empty(prod(shape)) for shape in shapes]
+        tape = [room[: prod(shape)].view(shape) for room, shape in zip(self._tapes[key], shapes, strict=True)]
+        if self._on_tape.get(key) != entry:
+            self._on_tape[key] = entry
+            first, joint = self.matrices[0][self.digits].flatten(0, 1), self.sizes.joint
+            data = vectors.data.view(first.shape[1], -1)
+            if joint == 1:
+                torch.mm(first, data, out=tape[0].view(first.shape[0], -1))
+            else:  # a ring's joint moves behind the columns
+                made = (first @ data).view(-1, joint, data.shape[1] // n, n).transpose(1, 2)
+                tape[0].view(made.shape).copy_(made)
+            for k, matrix in enumerate(self.matrices[1:-1]):
+                _times(matrix, tape[k], tape[k + 1].view(tape[k].shape[0], matrix.shape[0], -1))
+        return tape
 
-    def writes_tape(self, start: int, vectors: Vectors) -> bool:
-        """Whether that of these vectors has to be written; from now on it is there."""
-        key, entry = start if self.keeps else 0, (start, vectors)
-        is_there = self._on_tape.get(key) == entry
-        self._on_tape[key] = entry
-        return not is_there
+    def write(self, vectors: Vectors, out: Tensor) -> None:
+        last, matrix, (count, n) = self._tape(vectors)[-1], self.matrices[-1], out.shape
+        as_asked = self.route.in_order and self.padded == count
+        rows = out if as_asked else out.new_empty(self.padded, n)
+        _times(matrix, last, rows.view(last.shape[0], matrix.shape[0], n))
+        if not as_asked:
+            rows = rows if self.route.in_order else _reversed_digits(rows, self.sizes.row_factors)
+            out.copy_(rows[:count])
+
+    def backward(self, vectors: Vectors, grad: Tensor) -> None:
+        tape, (count, n) = self._tape(vectors), grad.shape
+        if self.padded != count:
+            grad = torch.cat([grad, grad.new_zeros(self.padded - count, n)])
+        if not self.route.in_order:
+            grad = _reversed_digits(grad, self.sizes.row_factors[::-1])
+        for k in reversed(range(1, self.sizes.order)):
+            matrix, into = self.matrices[k], tape[k - 1]
+            grad = grad.reshape(into.shape[0], matrix.shape[0], -1)
+            if self.trained:
+                _add_outer(self.matrix_grads[k], grad, into)
+            grad = _transposed_times(matrix, grad)
+        first, data = self.matrices[0][self.digits], vectors.data.view(self.matrices[0].shape[2], -1)
+        height, joint = first.shape[0] * first.shape[1], self.sizes.joint
+        if joint > 1:  # behind the columns, where the first step moved it
+            grad = grad.reshape(height // joint, -1, joint, n).transpose(1, 2)
+        grad = grad.reshape(height, -1)
+        if vectors.grad is not None:
+            vectors.grad.view(data.shape).addmm_(first.flatten(0, 1).T, grad)
+        if self.trained:
+            self.matrix_grads[0][self.digits].view(-1, first.shape[2]).addmm_(grad, data.T)
 
     def gradients(self) -> list[Tensor | None]:
         if self.trained:
@@ -206,107 +238,10 @@ class ThroughCores(Scores):
         return super().gradients()
 
 
-class _Prefixes(Block):
-    """Rows from one value of the first digit to another, cut at the end of the table."""
-
-    def __init__(self, owner: ThroughCores, start: int, stop: int) -> None:
-        self.owner, self.start, self.rows = owner, start, stop - start
-        each = prod(owner.sizes.row_factors[1:])
-        self.first = slice(start // each, -(-stop // each))
-        self.digits = self.first.stop - self.first.start
-        self.padded = self.digits * each
-
-    def _shape(self, k: int, n: int) -> tuple[int, int, int]:
-        """Of what goes into step ``k`` from 1: ``(prefixes, depth, width)``."""
-        step = _step(self.owner.sizes, k)
-        return step.parts // self.owner.sizes.row_factors[0] * self.digits, step.depth, step.width * n
-
-    def _tape(self, vectors: Vectors) -> list[Tensor]:
-        """What goes into the steps after the first, computed unless it is there."""
-        owner, n = self.owner, vectors.data.shape[1]
-        tape = owner.tape(self.start, [self._shape(k, n) for k in range(1, owner.sizes.order)])
-        if owner.writes_tape(self.start, vectors):
-            first = owner.matrices[0][self.first].flatten(0, 1)
-            _start(first, vectors.data.view(first.shape[1], -1), tape[0], owner.sizes.joint, n)
-            for k, matrix in enumerate(owner.matrices[1:-1]):
-                _times(matrix, tape[k], tape[k + 1].view(tape[k].shape[0], matrix.shape[0], -1))
-        return tape
-
-    def scores(self, vectors: Vectors, out: Tensor) -> None:
-        last, matrix, n = self._tape(vectors)[-1], self.owner.matrices[-1], out.shape[1]
-        if self.padded == self.rows:
-            _times(matrix, last, out.view(last.shape[0], matrix.shape[0], n))
-        else:
-            whole = out.new_empty(last.shape[0], matrix.shape[0], n)
-            _times(matrix, last, whole)
-            out.copy_(whole.view(-1, n)[: self.rows])
-
-    def backward(self, vectors: Vectors, grad: Tensor) -> None:
-        owner, n, tape = self.owner, grad.shape[1], self._tape(vectors)
-        if self.padded != self.rows:
-            grad = torch.cat([grad, grad.new_zeros(self.padded - self.rows, n)])
-        for k in reversed(range(1, owner.sizes.order)):
-            matrix, into = owner.matrices[k], tape[k - 1]
-            grad = grad.reshape(into.shape[0], matrix.shape[0], -1)
-            if owner.trained:
-                _add_outer(owner.matrix_grads[k], grad, into)
-            grad = _transposed_times(matrix, grad)
-        first, data = owner.matrices[0][self.first], vectors.data.view(owner.matrices[0].shape[2], -1)
-        grad = _undo_start(grad, first.shape[0] * first.shape[1], owner.sizes.joint, n)
-        if vectors.grad is not None:
-            vectors.grad.view(data.shape).addmm_(first.flatten(0, 1).T, grad)
-        if owner.trained:
-            owner.matrix_grads[0][self.first].view(-1, first.shape[2]).addmm_(grad, data.T)
-
-
-class _ReversedRows(_Prefixes):
-    """All rows at once: passed from the last digit they come out in another order, padded ones between them."""
-
-    def __init__(self, owner: ThroughCores, rows: int) -> None:
-        super().__init__(owner, 0, prod(owner.sizes.row_factors))
-        self.real, self.in_order = rows, _is_one_digit(owner.chain)
-
-    def scores(self, vectors: Vectors, out: Tensor) -> None:
-        if self.in_order and self.real == self.rows:
-            super().scores(vectors, out)
-            return
-        reversed_rows = out.new_empty(self.rows, out.shape[1])
-        super().scores(vectors, reversed_rows)
-        out.copy_(_reversed_digits(reversed_rows, self.owner.sizes.row_factors)[: self.real])
-
-    def backward(self, vectors: Vectors, grad: Tensor) -> None:
-        if self.real != self.rows:
-            grad = torch.cat([grad, grad.new_zeros(self.rows - self.real, grad.shape[1])])
-        if not self.in_order:
-            grad = _reversed_digits(grad, self.owner.sizes.row_factors[::-1])
-        super().backward(vectors, grad)
-
-
 def _reversed_digits(tensor: Tensor, factors: Sequence[int]) -> Tensor:  # (prod(factors), n) -> (prod(factors), n)
     """The digits of the first axis in reverse."""
     n, order = tensor.shape[1], len(factors)
     return tensor.reshape(*factors, n).permute(*reversed(range(order)), order).reshape(-1, n)
-
-
-def _is_one_digit(chain: Chain) -> bool:
-    """Whether reversing the digits of a row changes nothing."""
-    return sum(factor > 1 for factor in chain.row_factors) <= 1
-
-
-def _start(first: Tensor, data: Tensor, out: Tensor, joint: int, n: int) -> None:
-    """The first step, ``(i * R' * R, J) @ (J, columns * n)``; a ring's joint then moves behind the columns."""
-    if joint == 1:
-        torch.mm(first, data, out=out.view(first.shape[0], -1))
-        return
-    made = (first @ data).view(-1, joint, data.shape[1] // n, n)
-    out.view(-1, data.shape[1] // n, joint, n).copy_(made.transpose(1, 2))
-
-
-def _undo_start(grad: Tensor, height: int, joint: int, n: int) -> Tensor:  # -> (height, columns * n)
-    """The inverse of that move, for gradients."""
-    if joint > 1:
-        grad = grad.reshape(height // joint, -1, joint, n).transpose(1, 2)
-    return grad.reshape(height, -1)
 
 
 def _times(matrix: Tensor, x: Tensor, out: Tensor) -> None:  # (h, d), (p, d, w) -> (p, h, w)
