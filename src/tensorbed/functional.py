@@ -42,7 +42,7 @@ def lookup(
     if padding_idx is not None:
         asked = asked._replace(padding_idx=padding_idx, padding_row=padding_row)
     world = world_of(index)
-    rows = chosen(asked, world).rows([asked], world)
+    rows = chosen(asked, world).compute([asked], world)
     # Even what does nothing takes a microsecond, and a row has few.
     rows = rows if index.dim() == 1 else rows.view(*index.shape, structure.cols)
     return scale_by_frequency(rows, index, world) if scale_grad_by_freq else rows
@@ -76,7 +76,7 @@ def pooled(asked: Sequence[Asked], world: World) -> Tensor:  # -> (bags, sum of 
     for places in groups.values():
         backend, tables = backends[places[0]], [asked[at] for at in places]
         with full_precision(tables[0].ids):
-            out = (backend.rows if tables[0].bounds is None else backend.bags)(tables, world)
+            out = backend.compute(tables, world)
         if len(groups) == 1:
             return out
         columns |= zip(places, out.split([table.table.cols for table in tables], 1), strict=True)

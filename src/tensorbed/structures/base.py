@@ -16,7 +16,7 @@ from torch import Tensor
 from tensorbed.backends.scores.rows import RowScores
 from tensorbed.backends.scores.scoring import Cost, Scoring
 from tensorbed.checks import require_positive
-from tensorbed.dispatch import Asked, Backend, backends, chosen, working_dtype, world_of
+from tensorbed.dispatch import BACKENDS, Asked, Backend, World, chosen, working_dtype, world_of
 from tensorbed.structures.explanation import Explanation
 
 Params = Mapping[str, Tensor]
@@ -128,10 +128,12 @@ class Structure(ABC):
         """:meth:`full` in the tensors' own dtype."""
         return rounded(self.full(self.widened(p)), p)
 
-    def lookup(self, p: Params, index: Tensor, impl: str = "auto") -> Tensor:  # (n,) -> (n, cols)
+    def lookup(
+        self, p: Params, index: Tensor, impl: str = "auto", world: World | None = None
+    ) -> Tensor:  # (n,) -> (n, cols)
         """Rows by the named backend, one of :attr:`impls`; in half precision rounded once."""
-        asked, world = Asked(self, p, self.made_of(p), index, impl), world_of(index)
-        return chosen(asked, world).rows([asked], world)
+        asked, world = Asked(self, p, self.made_of(p), index, impl), world or world_of(index)
+        return chosen(asked, world).compute([asked], world)
 
     def made_of(self, p: Params) -> Any:
         """What backends know to compute with, a :attr:`making`; ``None`` where there is :meth:`take` alone."""
@@ -140,7 +142,7 @@ class Structure(ABC):
     @property
     def impls(self) -> tuple[str, ...]:
         """What ``impl=`` may be: the backends that know what this is made of."""
-        return ("auto", *(backend.name for backend in backends() if backend.knows(self.making)))
+        return ("auto", *(name for name, backend in BACKENDS.items() if backend.knows(self.making)))
 
     @property
     def row_multiply_adds(self) -> int | None:
@@ -167,15 +169,12 @@ class Structure(ABC):
 
     def _backend(self, index: Tensor, impl: str) -> tuple[Backend, str]:
         """The one that computes these rows, and why."""
-        plain, *others = backends()
         if index.shape[0] == 0:
-            return plain, "there is nothing to compute"
-        for backend in reversed((plain, *others)):
-            if impl == backend.name:
-                return backend, f'as asked by impl="{impl}"'
-            if impl == "auto" and backend.knows(self.making, index.device):
-                return backend, backend.why(index.device)
-        return plain, plain.why(index.device)
+            return BACKENDS["reference"], "there is nothing to compute"
+        if impl != "auto":
+            return BACKENDS[impl], f'as asked by impl="{impl}"'
+        backend = next(b for b in reversed(BACKENDS.values()) if b.knows(self.making, index.device))
+        return backend, backend.why(index.device)
 
     @property
     def summary(self) -> str:

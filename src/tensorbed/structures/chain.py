@@ -16,7 +16,7 @@ from torch import Tensor
 from tensorbed.backends.chain import Chain, ChainOfCores, full, sum_of_squares, take
 from tensorbed.backends.scores import through_cores
 from tensorbed.backends.scores.scoring import Scoring
-from tensorbed.backends.torch.prefixes import find_prefixes
+from tensorbed.backends.torch.shared_rows import find_prefixes
 from tensorbed.checks import require_positive
 from tensorbed.decompose.powers import frobenius
 from tensorbed.decompose.train import Folded, split_core

@@ -14,7 +14,7 @@ from torch import Tensor
 from tensorbed.backends.scores.joined import JoinedScores
 from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.checks import require_number
-from tensorbed.dispatch import World, is_exporting, world_of
+from tensorbed.dispatch import World, world_of
 from tensorbed.structures.base import Params, Structure, TensorSpec
 from tensorbed.structures.formats import Budget, Fit, Format, Spelling, Use, fitted
 from tensorbed.structures.quantized_rows import QuantizedRows
@@ -81,20 +81,18 @@ class HotRowsMatrix(Structure):
         is_hot = p["places"].index_select(0, in_hot) == index
         return is_hot, in_hot, (index - before).clamp(0, self.rest.rows - 1)
 
-    def lookup(self, p: Params, index: Tensor, impl: str = "auto") -> Tensor:  # (n,) -> (n, cols)
+    def rows_by_parts(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """By the kernels of both structures: all rows by the one that has most of them, then the other's in place."""
-        if impl != "auto" or world_of(index) is not World.EAGER:
-            return super().lookup(p, index, impl)
         is_hot, in_hot, in_rest = self._places(p, index)
         parts = [(self.rest, _named(p, "rest_"), in_rest), (self.hot, _named(p, "hot_"), in_hot)]
         at = is_hot.nonzero()[:, 0]
         if 2 * at.shape[0] > index.shape[0]:
             parts, at = parts[::-1], is_hot.logical_not().nonzero()[:, 0]
         (most, of_most, in_most), (fewer, of_fewer, in_fewer) = parts
-        rows = most.lookup(of_most, in_most, impl)
+        rows = most.lookup(of_most, in_most, world=World.EAGER)
         if at.shape[0] == 0:
             return rows
-        others = fewer.lookup(of_fewer, in_fewer[at], impl)
+        others = fewer.lookup(of_fewer, in_fewer[at], world=World.EAGER)
         kept = torch.is_grad_enabled() and (rows.requires_grad or others.requires_grad)
         return rows.index_copy(0, at, others) if kept else rows.index_copy_(0, at, others)
 
@@ -149,7 +147,7 @@ class HotRowsMatrix(Structure):
 
 def _before(places: Tensor, index: Tensor) -> Tensor:  # (k,), (n,) -> (n,)
     """How many hot rows stand before each row; exported graphs compare them all, ONNX has no search."""
-    if is_exporting():
+    if world_of(index) is World.EXPORTED:
         return (places < index[:, None]).sum(1)
     return torch.searchsorted(places, index)
 

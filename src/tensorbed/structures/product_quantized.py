@@ -9,8 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends import native
-from tensorbed.backends.native import coded
+from tensorbed.backends import coded, native
 from tensorbed.backends.scores import codes as code_scores
 from tensorbed.backends.scores.lookup_tables import LookupTables
 from tensorbed.backends.scores.scoring import Cost, Scoring

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.native import coded
+from tensorbed.backends import coded
 from tensorbed.backends.scores import codes as code_scores
 from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.checks import require_int, require_positive

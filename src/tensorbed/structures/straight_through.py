@@ -8,7 +8,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.native.coded import Quantized
+from tensorbed.backends.coded import Quantized
 from tensorbed.backends.scores import codes as code_scores
 from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.dispatch import working_dtype

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.checks import require_int, require_number
-from tensorbed.dispatch import is_autocast, is_exporting, is_recorded, is_traced, is_transformed, working_dtype
+from tensorbed.dispatch import World, is_autocast, working_dtype, world_of
 from tensorbed.functional import check_params
 from tensorbed.structures import Params, Structure
 from tensorbed.vocabulary import graph_operators, logits, reference, sampling
@@ -147,26 +147,20 @@ def _by_any_means(asked: Asked, impl: str) -> Tensor:
 
 def _path(structure: Structure, h: Tensor, impl: str = "auto") -> str:
     """Tile by tile; in a graph by operators; by all logits in plain PyTorch where neither can go."""
-    if impl == "reference" or _is_plain_only(h):
+    world = world_of(h)
+    if impl == "reference":
         return _PLAIN
-    if not is_traced(h):
+    if world is World.EAGER:
         return _TILES
-    return _GRAPH if graph_operators.can_trace(structure) else _PLAIN
-
-
-def _is_plain_only(h: Tensor) -> bool:
-    """In transforms, exports and recordings, and for tensors without values."""
-    return is_exporting() or h.is_meta or is_transformed() or is_recorded()
+    return _GRAPH if world is World.COMPILED and graph_operators.can_trace(structure) else _PLAIN
 
 
 def _with_checked_targets(asked: Asked) -> Asked:
     """Checked where there are values, or by an operator when a graph runs."""
-    if _is_plain_only(asked.x):
-        return asked
-    told = asked.target, asked.structure.rows, asked.options.ignore_index
-    if is_traced(asked.x):
+    told, world = (asked.target, asked.structure.rows, asked.options.ignore_index), world_of(asked.x)
+    if world is World.COMPILED:
         return replace(asked, target=checked_targets(*told))
-    if not asked.target.is_meta and not is_traced(asked.target):
+    if world is World.EAGER and world_of(asked.target) is World.EAGER:
         check_targets(*told)
     return asked
 

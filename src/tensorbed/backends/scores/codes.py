@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.backends import native
-from tensorbed.backends.native import coded
+from tensorbed.backends.coded import by_kernel
 from tensorbed.backends.scores.scoring import Block, Cost, Scorable, Scores, Scoring, Vectors
 
 _ROWS = 2**20  # numbers of rows made at once where there are no kernels for them
@@ -43,7 +43,7 @@ class _CodedBlock(Block):
 
     def scores(self, vectors: Vectors, out: Tensor) -> None:
         structure, tensors = self.owner.structure, self.owner.tensors
-        if coded.scores(structure.coded_block(tensors, *self.at), vectors.data, out):
+        if by_kernel("scores", structure.coded_block(tensors, *self.at), vectors.data, out):
             return
         # Some rows at a time: this block is as high as one of which none is made.
         start, stop = self.at

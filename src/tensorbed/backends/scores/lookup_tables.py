@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tensorbed.backends.native import coded
+from tensorbed.backends.coded import by_kernel
 from tensorbed.backends.scores.scoring import Block, Scores, Vectors
 from tensorbed.dispatch import recording
 
@@ -41,7 +41,7 @@ class _Entries(Block):
 
     def scores(self, vectors: Vectors, out: Tensor) -> None:
         block = self.owner.structure.coded_block(self.owner.tensors, *self.at)
-        if not coded.sums(block, vectors.data, out):
+        if not by_kernel("sums", block, vectors.data, out):
             out.copy_(F.embedding_bag(self._places, vectors.data, mode="sum"))
 
     def backward(self, vectors: Vectors, grad: Tensor) -> None:

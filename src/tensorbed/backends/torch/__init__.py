@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -10,13 +9,13 @@ import torch
 from torch import Tensor
 
 from tensorbed.backends.chain import Chain, ChainOfCores
-from tensorbed.backends.graphs import graph_bags, graph_rows
-from tensorbed.backends.pooling import pool_unique, with_padding
+from tensorbed.backends.graphs import graph_output
+from tensorbed.backends.pooling import pooled_or_padded
 from tensorbed.backends.torch.shared_rows import SharedRows
-from tensorbed.dispatch import Asked, World, differentiable_once, side_by_side
+from tensorbed.dispatch import Asked, Backend, World, differentiable_once
 
 
-class Torch:
+class Torch(Backend):
     """For installs without a compiler, and devices without kernels of their own."""
 
     name = "torch"
@@ -25,33 +24,24 @@ class Torch:
     def knows(self, making: type | None, device: torch.device | None = None) -> bool:
         return making is ChainOfCores
 
-    def shares(self, making: type | None) -> bool:
-        return True
-
     def why(self, device: torch.device) -> str:
         return "there are no compiled kernels" if device.type == "cpu" else f"the indices are on {device}"
 
     def takes(self, asked: Asked, world: World) -> bool:
-        if not isinstance(asked.made_of, ChainOfCores):
-            return False
-        return world is World.COMPILED or (world is World.EAGER and asked.ids.numel() > 0)
+        in_world = world is World.COMPILED or (world is World.EAGER and asked.ids.numel() > 0)
+        return in_world and isinstance(asked.made_of, ChainOfCores)
 
-    def rows(self, asked: Sequence[Asked], world: World) -> Tensor:
+    def compute_table(self, asked: Asked, world: World) -> Tensor:
         if world is World.COMPILED:
-            return side_by_side([graph_rows(table, self.name) for table in asked])
-        return side_by_side([with_padding(chain_rows(table.made_of, table.ids), table) for table in asked])
-
-    def bags(self, asked: Sequence[Asked], world: World) -> Tensor:
-        if world is World.COMPILED:
-            return side_by_side([graph_bags(table, self.name) for table in asked])
-        return side_by_side([pool_unique(partial(chain_rows, table.made_of), table) for table in asked])
+            return graph_output(asked, self.name)
+        return pooled_or_padded(partial(chain_rows, asked.made_of), asked)
 
 
 def chain_rows(made_of: ChainOfCores, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
     """Rows, differentiable in the cores. ``index`` holds at least one."""
     chain, cores = made_of
     if torch.is_grad_enabled() and any(core.requires_grad for core in cores):
-        rows: Tensor = _SharedRows.apply(chain, index, *cores)[0]  # type: ignore[no-untyped-call]
+        rows: Tensor = _SharedRows.apply(chain, index, *cores)  # type: ignore[no-untyped-call]
         return rows
     return SharedRows.of(chain, index).rows(cores)
 
@@ -60,16 +50,12 @@ class _SharedRows(torch.autograd.Function):
     """What was found about the indices is kept between forward and backward."""
 
     @staticmethod
-    def forward(chain: Chain, index: Tensor, *cores: Tensor) -> tuple[Tensor, SharedRows]:
-        batch = SharedRows.of(chain, index)
-        return batch.rows(cores), batch
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, SharedRows]) -> None:
-        ctx.batch = output[1]
-        ctx.save_for_backward(*inputs[2:])
+    def forward(ctx: Any, chain: Chain, index: Tensor, *cores: Tensor) -> Tensor:
+        ctx.batch = SharedRows.of(chain, index)
+        ctx.save_for_backward(*cores)
+        return ctx.batch.rows(cores)  # type: ignore[no-any-return]
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, grad: Tensor, _: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         return None, None, *ctx.batch.gradients(ctx.saved_tensors, grad)
