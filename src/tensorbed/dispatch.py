@@ -59,34 +59,19 @@ def world_of(tensor: Tensor) -> World:
 
 
 class Asked(NamedTuple):
-    """Rows or bags that are asked of one table.
+    """Rows or bags that are asked of one table."""
 
-    Attributes:
-        table: the structure: its size, and rows in plain PyTorch (``rows_of``).
-        params: its tensors by name.
-        made_of: what backends compute with instead; ``None`` where there is plain PyTorch alone.
-        impl: the backend asked for, or ``"auto"``.
-        mode: how the rows of a bag are pooled.
-        by_frequency: whether the gradient of a row is divided by how often it is asked for; of bags only.
-
-    Shape:
-        - ids: ``(n,)`` int64, of any value
-        - padding_row: ``(cols,)``, shown where an index is ``padding_idx``, ``None`` for zeros; bags leave it out
-        - bounds: ``(bags + 1,)`` int64, checked, where each bag begins and the last one ends
-        - weights: ``(n,)`` or ``None``
-    """
-
-    table: Any
-    params: Mapping[str, Tensor]
-    made_of: Any
-    ids: Tensor
-    impl: str = "auto"
+    table: Any  # the structure: its size, and rows in plain PyTorch (``rows_of``)
+    params: Mapping[str, Tensor]  # its tensors by name
+    made_of: Any  # what backends compute with instead; None where there is plain PyTorch alone
+    ids: Tensor  # (n,) int64, of any value
+    impl: str = "auto"  # or the backend asked for
     padding_idx: int | None = None
-    padding_row: Tensor | None = None
-    bounds: Tensor | None = None
-    weights: Tensor | None = None
-    mode: str = "sum"
-    by_frequency: bool = False
+    padding_row: Tensor | None = None  # (cols,), shown where an index is padding_idx, None for zeros; not of bags
+    bounds: Tensor | None = None  # (bags + 1,) int64, checked, where each bag begins and the last one ends
+    weights: Tensor | None = None  # (n,)
+    mode: str = "sum"  # how the rows of a bag are pooled
+    by_frequency: bool = False  # whether the gradient of a row is divided by how often it is asked for; of bags only
 
 
 class Backend(ABC):
@@ -192,11 +177,9 @@ def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..
             made = backward(ctx, *grads)
         if not torch.is_grad_enabled():
             return made
-        said = 'no second derivative is computed this way; use impl="reference" for create_graph=True.'
-        tensors = [one.detach().requires_grad_() for one in made if isinstance(one, Tensor)]
-        marked = torch._C._functions.DelayedError(said.encode(), len(tensors))(*tensors)
-        rest = iter(marked if isinstance(marked, tuple) else (marked,))
-        return tuple(next(rest) if isinstance(one, Tensor) else one for one in made)
+        said = b'no second derivative is computed this way; use impl="reference" for create_graph=True.'
+        delayed = torch._C._functions.DelayedError
+        return tuple(delayed(said, 1)(g.detach().requires_grad_()) if isinstance(g, Tensor) else g for g in made)
 
     return wrapped
 

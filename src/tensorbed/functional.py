@@ -10,7 +10,7 @@ from torch import Tensor
 from tensorbed.backends.pooling import scale_by_frequency
 from tensorbed.backends.scores.rows import scores_of_rows
 from tensorbed.checks import require_integer_indices
-from tensorbed.dispatch import Asked, Backend, World, checked_indices, chosen, full_precision, working_dtype, world_of
+from tensorbed.dispatch import Asked, World, checked_indices, chosen, full_precision, working_dtype, world_of
 from tensorbed.structures import Explanation, Params, Structure
 
 _INTEGERS = (torch.int64, torch.int32)
@@ -49,11 +49,7 @@ def lookup(
 
 
 def request(structure: Structure, params: Params, index: Tensor, impl: str) -> Asked:
-    """What is asked of a table, its tensors and the dtype of the indices checked.
-
-    Shape:
-        - index: ``(*)``
-    """
+    """What is asked of a table, its tensors and the dtype of the indices ``(*)`` checked."""
     if not isinstance(index, Tensor) or index.dtype not in _INTEGERS:
         require_integer_indices(index)
     if impl != "auto":
@@ -67,7 +63,7 @@ def request(structure: Structure, params: Params, index: Tensor, impl: str) -> A
 def pooled(asked: Sequence[Asked], world: World) -> Tensor:  # -> (bags, sum of cols)
     """Bags, or rows where there are no bounds, of tables side by side; all that one backend takes in one call."""
     groups: dict[tuple[object, ...], list[int]] = {}
-    backends: list[Backend] = [chosen(table, world) for table in asked]
+    backends = [chosen(table, world) for table in asked]
     for at, table in enumerate(asked):
         dtype = next(tensor.dtype for tensor in table.params.values() if tensor.is_floating_point())
         kind = (backends[at].name, type(table.made_of), dtype, table.mode == "max", table.by_frequency)

@@ -16,17 +16,11 @@ MODES = ("sum", "mean", "max")
 
 
 class Bags(NamedTuple):
-    """Which indices belong to which bag.
+    """Which indices belong to which bag."""
 
-    Shape:
-        - ids: ``(n,)``
-        - bounds: ``(bags + 1,)`` int64, where each bag begins and the last one ends
-        - weights: ``(n,)`` or ``None``
-    """
-
-    ids: Tensor
-    bounds: Tensor
-    weights: Tensor | None
+    ids: Tensor  # (n,)
+    bounds: Tensor  # (bags + 1,) int64, where each bag begins and the last one ends
+    weights: Tensor | None  # (n,)
 
     @classmethod
     def of(

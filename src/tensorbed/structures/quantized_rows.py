@@ -55,21 +55,11 @@ class QuantizedRowsMatrix(Structure):
             )
 
     def tensors(self) -> tuple[TensorSpec, ...]:
-        eight = self.bits == 8
-        codes = TensorSpec(
-            "codes",
-            (self.rows, self.cols if eight else -(-self.cols // 2)),
-            torch.int8 if eight else torch.uint8,
-            trainable=False,
-        )
+        width, dtype = (self.cols, torch.int8) if self.bits == 8 else (-(-self.cols // 2), torch.uint8)
+        codes = TensorSpec("codes", (self.rows, width), dtype, trainable=False)
+        steps = TensorSpec("steps", (self.rows, -(-self.cols // self.group)), torch.int8, trainable=False)
         scale = TensorSpec("scale", (self.rows, 1))
-        if self.group >= self.cols:
-            return codes, scale
-        return codes, TensorSpec("steps", (self.rows, self._groups), torch.int8, trainable=False), scale
-
-    @property
-    def _groups(self) -> int:
-        return -(-self.cols // self.group)
+        return (codes, steps, scale) if self.group < self.cols else (codes, scale)
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         steps = p["steps"].index_select(0, index) if "steps" in p else None
@@ -180,14 +170,11 @@ class QuantizedRows(Format):
 
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         """Codes, steps and scales of least squared error, row by row."""
-        return self._fit(table, budget, None)
+        return self.fit_to_use(table, budget, Use())
 
     def fit_to_use(self, table: Tensor, budget: Budget, use: Use) -> Fit:
         """Columns rounded in turn, each error made good in those after it, as the vectors that rows meet see it."""
-        return self._fit(table, budget, None if use.moment is None else feedback(use.moment).float())
-
-    def _fit(self, table: Tensor, budget: Budget, feed: Tensor | None) -> Fit:
-        structure = self.bind(budget)
+        structure, feed = self.bind(budget), None if use.moment is None else feedback(use.moment).float()
 
         def fitted(rows: Tensor) -> dict[str, Tensor]:
             # In float32 squares of small and large numbers are lost: rows are brought to size 1.
@@ -209,10 +196,8 @@ def in_blocks(
 
     Written where they stay: results kept between blocks that come and go would hold the blocks' memory too.
     """
-    found = {
-        spec.name: torch.empty(spec.shape, dtype=spec.dtype or dtype, device=table.device)
-        for spec in structure.tensors()
-    }
+    empty = [torch.empty(s.shape, dtype=s.dtype or dtype, device=table.device) for s in structure.tensors()]
+    found = structure.named(empty)
     height = max(1, _BLOCK // structure.cols)
     for start in track(range(0, structure.rows, height), label):
         for name, part in coded(table[start : start + height]).items():

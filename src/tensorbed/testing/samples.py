@@ -134,7 +134,7 @@ def ranked(samples: Sequence[Sample]) -> list[Sample]:
 
 def rounded(samples: Sequence[Sample]) -> list[Sample]:
     """Those trained as floats and read as codes."""
-    return [s for s in samples if s.structure.straight_through]
+    return [s for s in samples if hasattr(s.structure, "packed")]
 
 
 def chains(samples: Sequence[Sample]) -> list[Sample]:

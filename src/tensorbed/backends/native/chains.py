@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tensorbed.backends import native
 from tensorbed.backends.chain import Chain, ChainOfCores, Cores
-from tensorbed.backends.graphs import WORKS, graph_output
+from tensorbed.backends.graphs import ROWS, WORKS, graph_output
 from tensorbed.backends.native import MOST, TYPES
 from tensorbed.backends.pooling import pooled_or_padded
 from tensorbed.dispatch import Asked, Backend, World, differentiable_once
@@ -95,24 +95,21 @@ class Planned:
         self.shapes: list[torch.Size] = []
         asked, alive = [], []
         for table in tables:
-            known, ids, row = _known(table.chain), table.ids, table.padding_row
+            (handle, shapes, cols), ids, row = _known(table.chain), table.ids, table.padding_row
             if not checked:
-                _check(table, known, self.dtype, self.rows)
+                _check(table, self.dtype, self.rows)
             bounds = None if table.bounds is None else table.bounds.contiguous()
             weights = None if table.weights is None else table.weights.detach().contiguous()
             alive.append((bounds, weights))  # until they were planned with
-            self.shapes += known.shapes
-            self.cols.append(known.cols)
+            self.shapes += shapes
+            self.cols.append(cols)
             self.weighted.append(None if weights is None else weights.shape[0])
             self.padding.append(None if row is None else row.contiguous())
             skip = -1 if table.padding_idx is None else table.padding_idx
-            pooling = (0, -1) if bounds is None else (bounds.data_ptr(), bounds.shape[0] - 1)
-            address = 0 if weights is None else weights.data_ptr()
-            asked.append(
-                native.module.Asked(
-                    known.handle, ids.data_ptr(), ids.shape[0], ids.stride(0), skip, *pooling, address, table.mean
-                )
-            )
+            bags = (0, -1) if bounds is None else (bounds.data_ptr(), bounds.shape[0] - 1)
+            pooling = (*bags, 0 if weights is None else weights.data_ptr(), table.mean)
+            where = (ids.data_ptr(), ids.shape[0], ids.stride(0), skip)
+            asked.append(native.module.Asked(handle, *where, *pooling))
         self.batch: _native.Batch = native.module.Batch(TYPES[self.dtype], asked, torch.get_num_threads())
 
     def _check_again(self, tensors: Sequence[Tensor]) -> None:
@@ -201,24 +198,18 @@ class _Compute(torch.autograd.Function):
         return None, None, *call.backward(tensors, grad, weights)
 
 
-class _Known(NamedTuple):
-    """What a chain's sizes say, worked out once: a call for one row has microseconds."""
-
-    handle: _native.Chain
-    shapes: tuple[torch.Size, ...]
-    cols: int
-
-
 @lru_cache(maxsize=4096)
-def _known(chain: Chain) -> _Known:
+def _known(chain: Chain) -> tuple[_native.Chain, tuple[torch.Size, ...], int]:
+    """Its handle, the shapes of its cores and its columns, worked out once: a call for one row has microseconds."""
     assert native.module is not None
     handle = native.module.Chain(chain.rows, list(chain.row_factors), list(chain.col_factors), list(chain.ranks))
-    return _Known(handle, tuple(torch.Size(chain.core_shape(k)) for k in range(chain.order)), chain.cols)
+    return handle, tuple(torch.Size(chain.core_shape(k)) for k in range(chain.order)), chain.cols
 
 
-def _check(table: Table, known: _Known, dtype: torch.dtype, rows: int) -> None:
+def _check(table: Table, dtype: torch.dtype, rows: int) -> None:
     """The kernels are given addresses and believe what they are told of them: nothing may be elsewhere, or smaller."""
-    cores, ids, bounds, weights, row = table.cores, table.ids, table.bounds, table.weights, table.padding_row
+    chain, cores, ids, _, row, bounds, weights, _ = table
+    _, shapes, cols = _known(chain)
     wrong = unready((*cores, weights, row), dtype)
     if wrong is not None:
         found = f"{type(wrong).__name__} of {str(wrong.dtype)[6:]} on {wrong.device}" + ", negated" * wrong.is_neg()
@@ -231,18 +222,18 @@ def _check(table: Table, known: _Known, dtype: torch.dtype, rows: int) -> None:
     for tensor in (ids, bounds):
         if tensor is not None and not (tensor.is_cpu and tensor.dtype == torch.int64):
             raise ValueError(f"ids and offsets must be int64 on the CPU, got {tensor.dtype} on {tensor.device}.")
-    if len(cores) != len(known.shapes):
-        raise ValueError(f"{len(cores)} cores for a chain of {len(known.shapes)}.")
-    for core, shape in zip(cores, known.shapes, strict=True):
+    if len(cores) != len(shapes):
+        raise ValueError(f"{len(cores)} cores for a chain of {len(shapes)}.")
+    for core, shape in zip(cores, shapes, strict=True):
         if core.shape != shape:
-            raise ValueError(f"a core has shape {tuple(core.shape)}; {table.chain} keeps it as {tuple(shape)}.")
+            raise ValueError(f"a core has shape {tuple(core.shape)}; {chain} keeps it as {tuple(shape)}.")
     given = ids.shape[0] if bounds is None else bounds.shape[0] - 1
     if given != rows:
         raise ValueError(f"a table gives {given} rows, the first one {rows}; all of a call give the same number.")
     if weights is not None and weights.shape != ids.shape:
         raise ValueError(f"weights of shape {tuple(weights.shape)} for {ids.shape[0]} ids: one for each.")
-    if row is not None and row.shape != (known.cols,):
-        raise ValueError(f"padding_row has shape {tuple(row.shape)}; a row has {known.cols} numbers.")
+    if row is not None and row.shape != (cols,):
+        raise ValueError(f"padding_row has shape {tuple(row.shape)}; a row has {cols} numbers.")
 
 
 class KernelRows:
@@ -251,16 +242,8 @@ class KernelRows:
     Indices beyond the end of the last bag are checked and are in none.
     """
 
-    def __init__(
-        self,
-        chain: Chain,
-        cores: Cores,
-        index: Tensor,
-        bounds: Tensor | None = None,
-        weights: Tensor | None = None,
-        mean: bool = False,
-        skip: int = -1,
-    ) -> None:
+    def __init__(self, chain: Chain, cores: Cores, index: Tensor, *pooling: Any) -> None:
+        bounds, weights, mean, skip = pooling or ROWS
         self.cols, self.weights, end = chain.cols, weights, index.shape[0]
         self.count = end
         if bounds is not None:

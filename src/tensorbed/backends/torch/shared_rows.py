@@ -158,7 +158,7 @@ class SharedRows(NamedTuple):
         """Those that each core but the first extends: ``(n_k, R_0 * M_k, R_k)``, padding included."""
         chain = self.chain
         # Of large cores only what is asked for is widened.
-        lefts = [chain.first(cores[0].index_select(0, piece.first).to(working_dtype(*cores)))]
+        lefts = [cores[0].index_select(0, piece.first).to(working_dtype(*cores)).flatten(1, 2)]
         for k in range(1, chain.order - 1):
             lefts.append(chain.after(self._extended(lefts[-1], cores[k], k, piece.levels[k - 1]), k))
         return lefts
