@@ -9,8 +9,8 @@ from samples import SAMPLES
 import tensorbed as tb
 from tensorbed import functional
 from tensorbed.backends import native
+from tensorbed.backends import torch as shared
 from tensorbed.backends.native import chains as compiled
-from tensorbed.backends.torch import shared_rows as shared
 from tensorbed.structures import Explanation
 from tensorbed.testing import largest_allocation
 

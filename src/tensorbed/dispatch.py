@@ -81,7 +81,7 @@ class Backend(ABC):
     """
 
     name: str
-    limits: str  # what it computes with, where it does not take everything
+    limits = "with everything"
 
     @abstractmethod
     def knows(self, making: type | None, device: torch.device | None = None) -> bool:

@@ -147,11 +147,13 @@ class Structure(ABC):
         """What :meth:`lookup` would do, counted and not done."""
         n, each = index.shape[0], self.row_multiply_adds
         unique = torch.unique(index).shape[0]
-        name, why = ("reference", "there is nothing to compute") if n == 0 else (impl, f'as asked by impl="{impl}"')
-        if name == "auto":
-            name = next(n for n, b in reversed(BACKENDS.items()) if b.knows(self.making, index.device))
-            why = BACKENDS[name].why(index.device)
-        computed = unique if BACKENDS[name].shares(self.making) else n
+        backend, why = BACKENDS["reference"], "there is nothing to compute"
+        if n and impl != "auto":
+            backend, why = BACKENDS[impl], f'as asked by impl="{impl}"'
+        elif n:
+            backend = next(b for b in reversed(BACKENDS.values()) if b.knows(self.making, index.device))
+            why = backend.why(index.device)
+        computed = unique if backend.shares(self.making) else n
         return Explanation(
             kind=self.kind,
             description=self.summary,
@@ -160,7 +162,7 @@ class Structure(ABC):
             prefixes=(),
             multiply_adds_plain=None if each is None else n * each,
             multiply_adds=None if each is None else computed * each,
-            path=name,
+            path=backend.name,
             why=why,
         )
 

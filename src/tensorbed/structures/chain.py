@@ -16,7 +16,7 @@ from torch import Tensor
 from tensorbed.backends.chain import Chain, ChainOfCores, full, sum_of_squares, take
 from tensorbed.backends.scores import through_cores
 from tensorbed.backends.scores.scoring import Scoring
-from tensorbed.backends.torch.shared_rows import find_prefixes
+from tensorbed.backends.torch import find_prefixes
 from tensorbed.checks import require_positive
 from tensorbed.decompose.powers import frobenius
 from tensorbed.decompose.train import Folded, split_core
@@ -121,7 +121,7 @@ class ChainMatrix(Structure):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ChainFormat(RankedFormat):
+class ChainFormat(RankedFormat[ChainMatrix]):
     """A chain by its rank, ranks, ratio or error, its order, or its whole shape.
 
     Args:
@@ -193,17 +193,13 @@ class ChainFormat(RankedFormat):
     def with_rank(self, budget: Budget, rank: int, *, clip: bool) -> ChainMatrix:
         return self._made(budget, [rank] * self.given(len(self.factors(budget)[0])), clip)
 
-    def target(self, budget: Budget, *, clip: bool = True) -> Structure:
+    def target(self, budget: Budget, *, clip: bool = True) -> ChainMatrix:
         return super().target(budget, clip=clip) if self.ranks is None else self._made(budget, self.ranks, clip)
 
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         row_factors, col_factors = self.factors(budget)
         bound = self.error_bound(table, budget, parts=len(row_factors))
-        ranks: tuple[int, ...] | None = None
-        if bound is None:
-            aim = self.target(budget)
-            assert isinstance(aim, ChainMatrix)
-            ranks = aim.ranks
+        ranks = self.target(budget).ranks if bound is None else None
         # In float64 where that is cheap.
         folded = Folded(table, row_factors, col_factors, torch.float64 if table.numel() <= _CHEAP else table.dtype)
         found = self.decompose(folded.tensor, ranks, bound, None)

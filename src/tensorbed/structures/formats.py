@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -202,7 +202,7 @@ def written(format: Any) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RankedFormat(Format):
+class RankedFormat(Format, Generic[S]):
     """A format whose size is a rank: given, or found for a ratio or an error.
 
     Args:
@@ -248,10 +248,10 @@ class RankedFormat(Format):
         return number
 
     @abstractmethod
-    def with_rank(self, budget: Budget, rank: int, *, clip: bool) -> Structure:
+    def with_rank(self, budget: Budget, rank: int, *, clip: bool) -> S:
         """The structure of one uniform rank, clipped to what the shape can use if asked."""
 
-    def bind(self, budget: Budget) -> Structure:
+    def bind(self, budget: Budget) -> S:
         if self.rel_error is not None:
             raise ValueError(
                 f"{self.name}(rel_error={self.rel_error}) needs a table to measure the error on: use from_pretrained, "
@@ -259,7 +259,7 @@ class RankedFormat(Format):
             )
         return self.target(budget, clip=False)
 
-    def target(self, budget: Budget, *, clip: bool = True) -> Structure:
+    def target(self, budget: Budget, *, clip: bool = True) -> S:
         """By rank or ratio; clipped for a fit, which has no use for more rank than the table has."""
         if self.ratio is not None:
             # Beyond rows * cols no format has a use for more rank: clipping has settled the size by then.

@@ -106,11 +106,12 @@ class HotRowsMatrix(Structure):
 
     def explain(self, index: Tensor, impl: str) -> Explanation:  # (n,)
         """By the ways of its two structures; how many rows are hot, tensors alone tell."""
-        told, parts = super().explain(index, impl), [part.explain(index, impl) for part in (self.hot, self.rest)]
+        told, hot, rest = super().explain(index, impl), self.hot.explain(index, impl), self.rest.explain(index, impl)
         if impl != "auto":
             return told
-        paths, reasons = ({getattr(part, name): None for part in parts} for name in ("path", "why"))
-        return replace(told, path=" and ".join(paths), why="; ".join(reasons))
+        if hot.path == rest.path:
+            return replace(told, path=rest.path, why=rest.why)
+        return replace(told, path=f"{hot.path} and {rest.path}", why=f"{hot.why}; {rest.why}")
 
     def scorings(self) -> list[Scoring]:
         """Each of the two structures by every way of its own."""

@@ -92,7 +92,7 @@ class LowRankMatrix(Structure):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class LowRank(RankedFormat):
+class LowRank(RankedFormat[LowRankMatrix]):
     """``tb.LowRank(rank=64)``, ``tb.LowRank(ratio=8)`` or, for fitting, ``tb.LowRank(rel_error=0.1)``."""
 
     squares_numbers = True
@@ -113,7 +113,7 @@ class LowRank(RankedFormat):
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         """The best approximation of its rank, by singular values (Eckart and Young)."""
         bound = self.error_bound(table, budget, parts=2)
-        aim = None if bound is not None else self._aim(budget)
+        aim = None if bound is not None else self.target(budget).rank
         found = truncate(table, rank=aim, bound=bound, label="fitting low rank", orthonormal=False)
         return self._shared(found, budget)
 
@@ -128,16 +128,11 @@ class LowRank(RankedFormat):
         rows = weights.to(wide).sqrt()[:, None]
         seen = None if use.moment is None else root_of_metric(use.moment)
         weighed = table * rows if seen is None else table * rows @ seen.to(wide)
-        found = truncate(weighed, rank=self._aim(budget), label="fitting low rank", orthonormal=False)
+        found = truncate(weighed, rank=self.target(budget).rank, label="fitting low rank", orthonormal=False)
         right = found.right
         if seen is not None:
             right = torch.linalg.solve_triangular(seen, right, upper=False, left=False)
         return self._shared(replace(found, left=found.left.div_(rows), right=right), budget)
-
-    def _aim(self, budget: Budget) -> int:
-        aim = self.target(budget)
-        assert isinstance(aim, LowRankMatrix)
-        return aim.rank
 
     def _shared(self, found: Truncated, budget: Budget) -> Fit:
         """The scale is shared between the two factors, so that both train at the same pace. In place, being large."""

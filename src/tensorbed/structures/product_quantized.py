@@ -126,7 +126,7 @@ class ProductQuantizedMatrix(Structure):
 
     def block(self, p: Params, start: int, stop: int, impl: str) -> Tensor:  # -> (stop - start, cols)
         """Before the rotation."""
-        return Structure.block(self.unrotated or self, p, start, stop, impl)
+        return Structure.block(self if self.unrotated is None else self.unrotated, p, start, stop, impl)
 
     def coded_block(self, p: Params, start: int, stop: int) -> coded.Product:
         """The same for the compiled kernels."""
@@ -212,12 +212,11 @@ class ProductQuantized(Format):
     def fit_to_use(self, table: Tensor, budget: Budget, use: Use) -> Fit:
         """K-means with rows weighed and errors of one part made good in those after it; with a rotation, rows only."""
         structure, use = self.bind(budget), Use(use.counts) if self.rotate else use
-        unrotated = structure.unrotated or structure
         table = table if table.dtype == torch.float64 else table.float()
         codes, books = _quantised(structure, table, self.sweeps, "quantising parts", use)
         found = {"codes": codes, "codebooks": books}
         for number in range(1, _ROUNDS + 1 if self.rotate else 1):
-            left, _, right = torch.linalg.svd(unrotated.full(found).T @ table)
+            left, _, right = torch.linalg.svd(replace(structure, rotated=False).full(found).T @ table)
             rotation = left @ right
             label = f"quantising parts, rotation {number} of {_ROUNDS}"
             codes, books = _quantised(structure, table @ rotation.T, self.sweeps, label, use)

@@ -14,7 +14,6 @@ class Reference(Backend):
     """The structure's own :meth:`take`, one row for each index. It takes everything."""
 
     name = "reference"
-    limits = "with everything"
 
     def knows(self, making: type | None, device: torch.device | None = None) -> bool:
         return True
