@@ -74,7 +74,8 @@ class HotRowsMatrix(Structure):
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         # ONNX has no search: exported graphs compare with all places.
         exported = world_of(index) is World.EXPORTED
-        before = (p["places"] < index[:, None]).sum(1) if exported else torch.searchsorted(p["places"], index)
+        places, index = p["places"], index.contiguous()
+        before = (places < index[:, None]).sum(1) if exported else torch.searchsorted(places, index)
         is_hot, in_hot, in_rest = self._places(p, index, before)
         (hot, of_hot), (rest, of_rest) = self._parts(p)
         return torch.where(is_hot[:, None], hot.take(of_hot, in_hot), rest.take(of_rest, in_rest))

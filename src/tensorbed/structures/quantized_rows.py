@@ -98,7 +98,10 @@ class QuantizedRowsMatrix(Structure):
 
     def spread(self, steps: Tensor) -> Tensor:  # (n, groups) -> (n, cols)
         """For each column what its group has."""
-        return steps.repeat_interleave(self.group, 1)[:, : self.cols]
+        if self.cols % self.group == 0:
+            return steps.repeat_interleave(self.group, 1)
+        # Not the first columns of that, which graphs of Inductor read beyond its end.
+        return steps.index_select(1, torch.arange(self.cols, device=steps.device) // self.group)
 
     @property
     def reach(self) -> int:
