@@ -101,8 +101,9 @@ class Backend(ABC):
 
     def compute(self, asked: Sequence[Asked], world: World) -> Tensor:  # -> (n or bags, sum of cols)
         """The rows of each table, or the bags where there are bounds, side by side, differentiable."""
-        tables = [self.compute_table(table, world) for table in asked]
-        return tables[0] if len(tables) == 1 else torch.cat(tables, 1)
+        if len(asked) == 1:
+            return self.compute_table(asked[0], world)
+        return torch.cat([self.compute_table(table, world) for table in asked], 1)
 
     @abstractmethod
     def compute_table(self, asked: Asked, world: World) -> Tensor:  # -> (n or bags, cols)

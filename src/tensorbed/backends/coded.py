@@ -54,14 +54,13 @@ class Coded(ABC):
 
     def known(self) -> bool:
         """Whether the kernels can compute with these tensors, half precision in single."""
-        dtype, tensors = self.floats.dtype, (self.floats, *self.constants.values())
-        return (
-            native.available
-            and (dtype in TYPES or dtype == torch.float16)
-            and self.codes.element_size() == 1
-            and all(unready((t,), t.dtype) is None and t.is_contiguous() for t in tensors)
-            and self._fits()
-        )
+        dtype = self.floats.dtype
+        if not native.available or (dtype not in TYPES and dtype != torch.float16) or self.codes.element_size() != 1:
+            return False
+        for tensor in (self.floats, *self.constants.values()):
+            if unready((tensor,), tensor.dtype) is not None or not tensor.is_contiguous():
+                return False
+        return self._fits()
 
     @abstractmethod
     def _fits(self) -> bool:

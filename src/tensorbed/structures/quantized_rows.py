@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -46,6 +46,7 @@ class QuantizedRowsMatrix(Structure):
 
     bits: int
     group: int  # cols where there are none
+    specs: tuple[TensorSpec, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,13 +54,14 @@ class QuantizedRowsMatrix(Structure):
             raise ValueError(
                 f"bits={self.bits}, group={self.group}: bits are 4 or 8, a group 1 to {self.cols} columns."
             )
-
-    def tensors(self) -> tuple[TensorSpec, ...]:
         width, dtype = (self.cols, torch.int8) if self.bits == 8 else (-(-self.cols // 2), torch.uint8)
         codes = TensorSpec("codes", (self.rows, width), dtype, trainable=False)
         steps = TensorSpec("steps", (self.rows, -(-self.cols // self.group)), torch.int8, trainable=False)
         scale = TensorSpec("scale", (self.rows, 1))
-        return (codes, steps, scale) if self.group < self.cols else (codes, scale)
+        self.hold(specs=(codes, steps, scale) if self.group < self.cols else (codes, scale))
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        return self.specs
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         steps = p["steps"].index_select(0, index) if "steps" in p else None
