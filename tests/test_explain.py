@@ -9,8 +9,8 @@ from samples import SAMPLES
 import tensorbed as tb
 from tensorbed import functional
 from tensorbed.backends import native
+from tensorbed.backends import torch as shared
 from tensorbed.backends.native import chains as compiled
-from tensorbed.backends.torch import shared_rows as shared
 from tensorbed.structures import Explanation
 from tensorbed.testing import largest_allocation
 
@@ -113,9 +113,21 @@ def test_every_structure_explains_every_way(sample):
         told = functional.explain(sample.structure, index, impl=impl)
         assert told.kind == sample.structure.kind
         assert (told.indices, told.unique_rows) == (200, len(set(index.tolist())))
-        assert told.path in sample.structure.impls
+        assert told.path in sample.structure.impls or sample.structure.composed
         assert told.path == impl or impl == "auto"
         assert told.multiply_adds_plain == 200 * sample.structure.row_multiply_adds
+
+
+def test_hot_rows_say_what_their_parts_use():
+    table, index = torch.randn(40, 8), drawn(20, rows=40)
+    by_codes = "native" if native.available else "reference"
+    layer = tb.Embedding.from_pretrained(table, tb.HotRows())
+    assert layer.explain(index).path == by_codes
+    layer.impl = "reference"
+    assert layer.explain(index).path == "reference"
+    mixed = tb.Embedding.from_pretrained(table, tb.HotRows(hot=tb.Dense()))
+    assert mixed.explain(index).path == ("reference and native" if native.available else "reference")
+    assert mixed.explain(index[:0]).why == "there is nothing to compute"
 
 
 def test_structures_that_do_not_count_say_so(monkeypatch):

@@ -1,16 +1,17 @@
 """Which world a call runs in, which backend computes it there, and the checks that hold in each.
 
-The walk of a lookup is layer, :mod:`tensorbed.functional`, structure, backend. A backend is registered once
-(:func:`register_backend`) and knows some *makings*: what a structure says that its table is made of.
+The walk of a lookup is layer, :mod:`tensorbed.functional`, structure, backend. A backend stands in :data:`BACKENDS` and
+knows some *makings*: what a structure says that its table is made of.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import Enum
 from functools import wraps
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -50,126 +51,86 @@ def world_of(tensor: Tensor) -> World:
     if torch._C._get_dispatch_mode(_PROXY) is not None:
         return World.RECORDED
     recorded = torch._C._get_tracing_state() is not None
-    if (type(tensor) is not Tensor and _is_unusual(tensor)) or torch._C._get_dispatch_mode(_FAKE) is not None:
+    plain = type(tensor) in (Tensor, torch.nn.Parameter) or getattr(type(tensor), "tensorbed_plain", False)
+    # Where fake tensors are made from real ones, the tensor itself does not tell that its values cannot be read.
+    if not plain or torch._C._get_dispatch_mode(_FAKE) is not None:
         return World.RECORDED if transformed or recorded else World.COMPILED
     return World.TRANSFORMED if transformed or recorded else World.EAGER
 
 
-def _is_unusual(tensor: Tensor) -> bool:
-    """Whether a tensor's values cannot be read, a fake one's for instance."""
-    return type(tensor) not in (Tensor, torch.nn.Parameter) and not getattr(type(tensor), "tensorbed_plain", False)
-
-
 class Asked(NamedTuple):
-    """Rows or bags that are asked of one table.
+    """Rows or bags that are asked of one table."""
 
-    Attributes:
-        table: the structure: its size, and rows in plain PyTorch (``rows_of``).
-        params: its tensors by name.
-        made_of: what backends compute with instead; ``None`` where there is plain PyTorch alone.
-        impl: the backend asked for, or ``"auto"``.
-        mode: how the rows of a bag are pooled.
-        by_frequency: whether the gradient of a row is divided by how often it is asked for; of bags only.
-
-    Shape:
-        - ids: ``(n,)`` int64, of any value
-        - padding_row: ``(cols,)``, shown where an index is ``padding_idx``, ``None`` for zeros; bags leave it out
-        - bounds: ``(bags + 1,)`` int64, checked, where each bag begins and the last one ends
-        - weights: ``(n,)`` or ``None``
-    """
-
-    table: Any
-    params: Mapping[str, Tensor]
-    made_of: Any
-    ids: Tensor
-    impl: str = "auto"
+    table: Any  # the structure: its size, and rows in plain PyTorch (``rows_of``)
+    params: Mapping[str, Tensor]  # its tensors by name
+    made_of: Any  # what backends compute with instead; None where there is plain PyTorch alone
+    ids: Tensor  # (n,) int64, of any value
+    impl: str = "auto"  # or the backend asked for
     padding_idx: int | None = None
-    padding_row: Tensor | None = None
-    bounds: Tensor | None = None
-    weights: Tensor | None = None
-    mode: str = "sum"
-    by_frequency: bool = False
+    padding_row: Tensor | None = None  # (cols,), shown where an index is padding_idx, None for zeros; not of bags
+    bounds: Tensor | None = None  # (bags + 1,) int64, checked, where each bag begins and the last one ends
+    weights: Tensor | None = None  # (n,)
+    mode: str = "sum"  # how the rows of a bag are pooled
+    by_frequency: bool = False  # whether the gradient of a row is divided by how often it is asked for; of bags only
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """How rows and bags are computed. Its name is what ``impl=`` takes.
 
     Indices come unchecked: a backend refuses those outside the table, in whatever way its world has.
     """
 
     name: str
-    limits: str  # what it computes with, where it does not take everything
+    limits = "with everything"
 
+    @abstractmethod
     def knows(self, making: type | None, device: torch.device | None = None) -> bool:
         """Whether it computes tables that are made of this, on that device or on any."""
 
     def shares(self, making: type | None) -> bool:
         """Whether it computes a row once, however often it is asked for."""
+        return making is not None
 
+    @abstractmethod
     def why(self, device: torch.device) -> str:
         """Why it is taken where ``impl="auto"``."""
 
+    @abstractmethod
     def takes(self, asked: Asked, world: World) -> bool:
         """Whether it computes this, here."""
 
-    def rows(self, asked: Sequence[Asked], world: World) -> Tensor:  # -> (n, sum of cols)
-        """Rows of each table, side by side, differentiable."""
+    def compute(self, asked: Sequence[Asked], world: World) -> Tensor:  # -> (n or bags, sum of cols)
+        """The rows of each table, or the bags where there are bounds, side by side, differentiable."""
+        if len(asked) == 1:
+            return self.compute_table(asked[0], world)
+        return torch.cat([self.compute_table(table, world) for table in asked], 1)
 
-    def bags(self, asked: Sequence[Asked], world: World) -> Tensor:  # -> (bags, sum of cols)
-        """Pooled rows of each table, side by side, differentiable."""
-
-
-_BACKENDS: dict[str, Backend] = {}  # what is asked first stands last
-
-
-def register_backend(backend: Backend) -> None:
-    """Make a backend one that ``impl=`` can name, and the first that ``"auto"`` asks."""
-    _BACKENDS[backend.name] = backend
+    @abstractmethod
+    def compute_table(self, asked: Asked, world: World) -> Tensor:  # -> (n or bags, cols)
+        """The same of one table."""
 
 
-def backends() -> tuple[Backend, ...]:
-    """From the plainest, which takes everything, to the one that is asked first."""
-    return tuple(_BACKENDS.values())
+BACKENDS: dict[str, Backend] = {}  # by name, from the plainest, which takes everything, to the one that is asked first
 
 
 def chosen(asked: Asked, world: World) -> Backend:
     """The backend that computes this: the one that is named, else the first that takes it."""
     if asked.impl != "auto":
-        named = _BACKENDS[asked.impl]
+        named = BACKENDS[asked.impl]
         if named.takes(asked, world):
             return named
         if world is World.COMPILED or (world is World.EAGER and asked.ids.numel()):
-            raise ValueError(_refusal(asked, named))
-        return _BACKENDS["reference"]  # where only plain PyTorch can follow, or there is nothing to compute
-    for backend in reversed(_BACKENDS.values()):
+            tensors = (*asked.params.values(), asked.ids)
+            kinds = {f"{type(t).__name__} of {str(t.dtype)[6:]} on {t.device}" for t in tensors}
+            raise ValueError(
+                f'impl="{named.name}" computes {named.limits}, got {asked.ids.numel()} indices and '
+                f'{", ".join(sorted(kinds))}; use impl="auto".'
+            )
+        return BACKENDS["reference"]  # where only plain PyTorch can follow, or there is nothing to compute
+    for backend in reversed(BACKENDS.values()):
         if backend.takes(asked, world):
-            return backend
-    raise AssertionError("the reference takes everything")
-
-
-def _refusal(asked: Asked, backend: Backend) -> str:
-    tensors = (*asked.params.values(), asked.ids)
-    kinds = {f"{type(t).__name__} of {str(t.dtype)[6:]} on {t.device}" for t in tensors}
-    return (
-        f'impl="{backend.name}" computes {backend.limits}, got {asked.ids.numel()} indices and '
-        f'{", ".join(sorted(kinds))}; use impl="auto".'
-    )
-
-
-def side_by_side(tables: Sequence[Tensor]) -> Tensor:  # (n, cols) each -> (n, sum of cols)
-    """The outputs of tables that were computed one after the other."""
-    return tables[0] if len(tables) == 1 else torch.cat(list(tables), 1)
-
-
-def is_exporting() -> bool:
-    """Whether a graph is made that runs without this library."""
-    return torch.compiler._is_exporting_flag
-
-
-def is_transformed() -> bool:
-    """Whether a ``torch.func`` transform is at work, ``grad`` of ``grad``, ``vmap``, ``jacrev``, or forward-mode AD."""
-    # Asked by level: the stack of interpreters itself is something else to torch.compile.
-    return torch._C._functorch.maybe_current_level() is not None or forward_ad._current_level >= 0
+            break
+    return backend
 
 
 def checked_indices(index: Tensor, rows: int, world: World, owner: str = "") -> Tensor:  # (*) -> (n,) int64
@@ -185,16 +146,12 @@ def checked_indices(index: Tensor, rows: int, world: World, owner: str = "") -> 
         checked: Tensor = _check_op(flat, rows, owner)
         return checked
     if world is not World.META:
+        values = flat
+        while torch._C._functorch.is_functorch_wrapped_tensor(values):  # vmap shows one example at a time
+            values = torch._C._functorch.get_unwrapped(values)
         with naming(owner):
-            check_range(_values(flat), rows)
+            check_range(values, rows)
     return flat.long()
-
-
-def _values(index: Tensor) -> Tensor:
-    """The numbers themselves where ``vmap`` shows one example at a time."""
-    while torch._C._functorch.is_functorch_wrapped_tensor(index):
-        index = torch._C._functorch.get_unwrapped(index)
-    return index
 
 
 @torch.library.custom_op("tensorbed::check_indices", mutates_args=())
@@ -221,11 +178,9 @@ def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..
             made = backward(ctx, *grads)
         if not torch.is_grad_enabled():
             return made
-        said = 'no second derivative is computed this way; use impl="reference" for create_graph=True.'
-        tensors = [one.detach().requires_grad_() for one in made if isinstance(one, Tensor)]
-        marked = torch._C._functions.DelayedError(said.encode(), len(tensors))(*tensors)
-        rest = iter(marked if isinstance(marked, tuple) else (marked,))
-        return tuple(next(rest) if isinstance(one, Tensor) else one for one in made)
+        said = b'no second derivative is computed this way; use impl="reference" for create_graph=True.'
+        delayed = torch._C._functions.DelayedError
+        return tuple(delayed(said, 1)(g.detach().requires_grad_()) if isinstance(g, Tensor) else g for g in made)
 
     return wrapped
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from tensorbed.backends.pooling import scale_by_frequency
 from tensorbed.backends.scores.scoring import scores_of_rows
 from tensorbed.checks import require_integer_indices
-from tensorbed.dispatch import Asked, Backend, World, checked_indices, chosen, full_precision, working_dtype, world_of
+from tensorbed.dispatch import Asked, World, checked_indices, chosen, full_precision, working_dtype, world_of
 from tensorbed.structures import Explanation, Params, Structure
 
 _INTEGERS = (torch.int64, torch.int32)
@@ -42,18 +42,14 @@ def lookup(
     if padding_idx is not None:
         asked = asked._replace(padding_idx=padding_idx, padding_row=padding_row)
     world = world_of(index)
-    rows = chosen(asked, world).rows([asked], world)
+    rows = chosen(asked, world).compute([asked], world)
     # Even what does nothing takes a microsecond, and a row has few.
     rows = rows if index.dim() == 1 else rows.view(*index.shape, structure.cols)
     return scale_by_frequency(rows, index, world) if scale_grad_by_freq else rows
 
 
 def request(structure: Structure, params: Params, index: Tensor, impl: str) -> Asked:
-    """What is asked of a table, its tensors and the dtype of the indices checked.
-
-    Shape:
-        - index: ``(*)``
-    """
+    """What is asked of a table, its tensors and the dtype of the indices ``(*)`` checked."""
     if not isinstance(index, Tensor) or index.dtype not in _INTEGERS:
         require_integer_indices(index)
     if impl != "auto":
@@ -67,7 +63,7 @@ def request(structure: Structure, params: Params, index: Tensor, impl: str) -> A
 def pooled(asked: Sequence[Asked], world: World) -> Tensor:  # -> (bags, sum of cols)
     """Bags, or rows where there are no bounds, of tables side by side; all that one backend takes in one call."""
     groups: dict[tuple[object, ...], list[int]] = {}
-    backends: list[Backend] = [chosen(table, world) for table in asked]
+    backends = [chosen(table, world) for table in asked]
     for at, table in enumerate(asked):
         dtype = next(tensor.dtype for tensor in table.params.values() if tensor.is_floating_point())
         kind = (backends[at].name, type(table.made_of), dtype, table.mode == "max", table.by_frequency)
@@ -76,7 +72,7 @@ def pooled(asked: Sequence[Asked], world: World) -> Tensor:  # -> (bags, sum of 
     for places in groups.values():
         backend, tables = backends[places[0]], [asked[at] for at in places]
         with full_precision(tables[0].ids):
-            out = (backend.rows if tables[0].bounds is None else backend.bags)(tables, world)
+            out = backend.compute(tables, world)
         if len(groups) == 1:
             return out
         columns |= zip(places, out.split([table.table.cols for table in tables], 1), strict=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
-from typing import Literal, overload
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,19 +16,12 @@ from torch import Tensor
 from tensorbed.checks import require_integer_indices, require_positive
 
 First = Literal["slowest", "fastest"]
+Index = TypeVar("Index", Tensor, int)
 
 _INT64_MAX = 2**63 - 1
 
 
-@overload
-def unravel(index: Tensor, factors: Sequence[int], *, first: First = ...) -> tuple[Tensor, ...]: ...
-@overload
-def unravel(index: int, factors: Sequence[int], *, first: First = ...) -> tuple[int, ...]: ...
-
-
-def unravel(
-    index: Tensor | int, factors: Sequence[int], *, first: First = "slowest"
-) -> tuple[Tensor, ...] | tuple[int, ...]:
+def unravel(index: Index, factors: Sequence[int], *, first: First = "slowest") -> tuple[Index, ...]:
     """Split an index into one digit per factor (Algorithm 1 of the paper with ``first="fastest"``).
 
     With factors ``(I_1, ..., I_N)`` and the first slowest,
@@ -46,27 +39,10 @@ def unravel(
         (1, 0, 1)
     """
     order = _checked_order(factors, first)
-    size = prod(factors)
-    if isinstance(index, Tensor):
-        require_integer_indices(index)
-        index = check_range(index.long(), size)
-        return digits(index, factors, order)
-    index = _checked_int(index, "index")
-    if not 0 <= index < size:
-        raise IndexError(_out_of_range(index, size))
-    found = dict.fromkeys(order, 0)
-    for k in reversed(order):
-        index, found[k] = divmod(index, factors[k])
-    return tuple(found[k] for k in range(len(factors)))
+    return digits(_checked(index, prod(factors), "index"), factors, order)
 
 
-@overload
-def ravel(multi: Sequence[Tensor], factors: Sequence[int], *, first: First = ...) -> Tensor: ...
-@overload
-def ravel(multi: Sequence[int], factors: Sequence[int], *, first: First = ...) -> int: ...
-
-
-def ravel(multi: Sequence[Tensor] | Sequence[int], factors: Sequence[int], *, first: First = "slowest") -> Tensor | int:
+def ravel(multi: Sequence[Index], factors: Sequence[int], *, first: First = "slowest") -> Index:
     """Join one digit per factor into an index: the inverse of :func:`unravel` (Algorithm 2 of the paper).
 
     Shape:
@@ -76,28 +52,21 @@ def ravel(multi: Sequence[Tensor] | Sequence[int], factors: Sequence[int], *, fi
     order = _checked_order(factors, first)
     if len(multi) != len(factors):
         raise ValueError(f"{len(multi)} digits for {len(factors)} factors {tuple(factors)}: give one for each.")
-    index: Tensor | int = 0
-    for k in order:
-        digit: Tensor | int = multi[k]
-        if isinstance(digit, Tensor):
-            require_integer_indices(digit)
-            digit = check_range(digit.long(), factors[k], what=f"digit {k}")
-        else:
-            digit = _checked_int(digit, f"digit {k}")
-            if not 0 <= digit < factors[k]:
-                raise IndexError(_out_of_range(digit, factors[k], what=f"digit {k}"))
-        index = index * factors[k] + digit
+    places = [_checked(digit, factors[k], f"digit {k}") for k, digit in enumerate(multi)]
+    index = places[order[0]]
+    for k in order[1:]:
+        index = index * factors[k] + places[k]
     return index
 
 
-def digits(index: Tensor, factors: Sequence[int], order: Sequence[int] | None = None) -> tuple[Tensor, ...]:
-    """Digits of int64 indices already known to be in range; row-major unless ``order`` says otherwise."""
-    positions = range(len(factors)) if order is None else order
-    found: dict[int, Tensor] = {}
-    for k in reversed(list(positions)[1:]):
+def digits(index: Index, factors: Sequence[int], order: Sequence[int] | None = None) -> tuple[Index, ...]:
+    """Digits of indices already known to be in range, as int64; row-major unless ``order`` says otherwise."""
+    first, *rest = range(len(factors)) if order is None else order
+    found: dict[int, Index] = {}
+    for k in reversed(rest):
         found[k] = index % factors[k]
         index = index // factors[k]
-    found[positions[0]] = index
+    found[first] = index
     return tuple(found[k] for k in range(len(factors)))
 
 
@@ -106,19 +75,25 @@ def check_range(index: Tensor, size: int, *, what: str = "index") -> Tensor:
     if index.numel():
         low, high = (int(v) for v in torch.aminmax(index))
         if low < 0 or high >= size:
-            raise IndexError(_out_of_range(low if low < 0 else high, size, what=what))
+            raise IndexError(_out_of_range(low if low < 0 else high, size, what))
     return index
 
 
-def _out_of_range(value: int, size: int, what: str = "index") -> str:
+def _out_of_range(value: int, size: int, what: str) -> str:
     hint = "; negative indices do not wrap around" if value < 0 else ""
     table = f"a table of {size} rows" if what == "index" else f"a factor of {size}"
     return f"{what} {value} is out of range for {table} (valid: 0 to {size - 1}){hint}."
 
 
-def _checked_int(value: object, what: str) -> int:
+def _checked(value: Index, size: int, what: str) -> Index:
+    """An index or a digit in ``[0, size)``; a tensor of them as int64."""
+    if isinstance(value, Tensor):
+        require_integer_indices(value)
+        return check_range(value.long(), size, what=what)
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be an int or an integer tensor, got {value!r} ({type(value).__name__}).")
+    if not 0 <= value < size:
+        raise IndexError(_out_of_range(value, size, what))
     return value
 
 

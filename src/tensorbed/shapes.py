@@ -56,16 +56,17 @@ def _suggest(rows: int, cols: int, order: int) -> Shape:
     # The inner cores cost R times more than the ends, so they take the smallest column factors.
     ends, inner = (even[-1], even[-2]), even[: order - 2]
     padding = MAX_PADDING
-    while (found := _Search(rows, ends, inner, padding).run()) is None:
+    while (best := _Search(rows, ends, inner, padding).best) is None:
         padding *= 2
-    return found, (ends[0], *inner, ends[1])
+    return best[2], (ends[0], *inner, ends[1])
 
 
 @functools.cache
 def _say_uneven(cols: int, factors: tuple[int, ...]) -> None:
     """Once for each size: a cached function runs once."""
     order = len(factors)
-    better = _smoother(cols, order)
+    near = range(cols, cols + 64) if 2**order <= 2 * cols else ()
+    better = next((size for size in near if factor_evenly(size, order)[0] > 1), None)
     advice = f"a size such as {better} factors well" if better else "a lower order may suit it better"
     warnings.warn(
         f"embedding_dim={cols} does not split into {order} factors above 1: using {factors}. It works, with "
@@ -90,10 +91,7 @@ class _Search:
         self.most = math.ceil((self.most_rows * 2 ** (order - 1)) ** (1 / order))
         self.steps = 0
         self.best: tuple[float, int, tuple[int, ...]] | None = None  # (parameters, padded rows, factors)
-
-    def run(self) -> tuple[int, ...] | None:
         self._descend((), 0)
-        return self.best[2] if self.best else None
 
     def _descend(self, chosen: tuple[int, ...], cost: int) -> None:
         """Try every next inner factor. Column factors ascend, so row factors descend: large meets small."""
@@ -106,16 +104,13 @@ class _Search:
         enough = (self.rows / (4 * math.prod(chosen))) ** (1 / (left + 2))
         low = max(self.least, math.floor(enough), -(-chosen[0] // 2) if chosen else 1)
         for factor in range(low, (chosen[-1] if chosen else self.most) + 1):
-            if self._bound((*chosen, factor), cost + weight * factor) or self.steps > _MOST_STEPS:
+            self.steps += 1
+            now, spent = (*chosen, factor), cost + weight * factor
+            least = spent + _REFERENCE_RANK * -(-now[0] // 2) * sum(self.inner[len(now) :])
+            # Then nothing that starts with these inner factors, or with a larger last one, can win.
+            if (self.best is not None and least > self.best[0]) or self.steps > _MOST_STEPS:
                 break
-            self._descend((*chosen, factor), cost + weight * factor)
-
-    def _bound(self, chosen: tuple[int, ...], cost: int) -> bool:
-        """Whether nothing that starts with these inner factors, or with a larger last one, can win."""
-        self.steps += 1
-        rest = self.inner[len(chosen) :]
-        least = -(-chosen[0] // 2)
-        return self.best is not None and cost + _REFERENCE_RANK * least * sum(rest) > self.best[0]
+            self._descend(now, spent)
 
     def _scan_ends(self, inner: tuple[int, ...], cost: int) -> None:
         """Best ``a * b >= rows / prod(inner)`` for the two ends, walking out from the continuous optimum."""
@@ -150,7 +145,7 @@ def _factorisations(size: int, order: int, least: int) -> Iterator[tuple[int, ..
     if order == 1:
         yield (size,)
         return
-    for factor in _divisors(size):
+    for factor in divisors_of(size):
         if factor < least:
             continue
         if factor**order > size:
@@ -160,16 +155,10 @@ def _factorisations(size: int, order: int, least: int) -> Iterator[tuple[int, ..
 
 
 @functools.lru_cache(maxsize=4096)
-def _divisors(size: int) -> tuple[int, ...]:
+def divisors_of(size: int) -> tuple[int, ...]:
+    """In ascending order."""
     small = [d for d in range(1, math.isqrt(size) + 1) if size % d == 0]
     return tuple(sorted({*small, *(size // d for d in small)}))
-
-
-def _smoother(cols: int, order: int) -> int | None:
-    """The nearest larger size that splits into factors above 1, if it is near."""
-    if 2**order > 2 * cols:
-        return None
-    return next((c for c in range(cols, cols + 64) if factor_evenly(c, order)[0] > 1), None)
 
 
 def as_shape(shape: object) -> Shape:
@@ -177,9 +166,9 @@ def as_shape(shape: object) -> Shape:
     try:
         row_factors, col_factors = (tuple(f) for f in shape)  # type: ignore[attr-defined]
     except (TypeError, ValueError):
-        given = shortened(repr(shape), 300)
         raise ValueError(
-            f"shape={given}: give the row factors and the column factors, for instance ((25, 30, 40), (4, 8, 8))."
+            f"shape={shortened(repr(shape), 300)}: give the row factors and the column factors, for instance "
+            "((25, 30, 40), (4, 8, 8))."
         ) from None
     if max(len(row_factors), len(col_factors)) > _MOST_FACTORS:
         raise ValueError(
@@ -187,11 +176,8 @@ def as_shape(shape: object) -> Shape:
             "each."
         )
     given = repr(shape)
-    rows, cols = (
-        tuple(require_positive(factor, f"a {name} factor of shape {given}") for factor in factors)
-        for name, factors in (("row", row_factors), ("column", col_factors))
-    )
-    return rows, cols
+    rows = tuple(require_positive(factor, f"a row factor of shape {given}") for factor in row_factors)
+    return rows, tuple(require_positive(factor, f"a column factor of shape {given}") for factor in col_factors)
 
 
 def check_shape(shape: object, num_embeddings: int, embedding_dim: int) -> Shape:
@@ -205,8 +191,7 @@ def check_shape(shape: object, num_embeddings: int, embedding_dim: int) -> Shape
         )
     held = math.prod(row_factors)
     if held < num_embeddings:
-        head = math.prod(row_factors[:-1])
-        enough = (*row_factors[:-1], -(-num_embeddings // head))
+        enough = (*row_factors[:-1], -(-num_embeddings // math.prod(row_factors[:-1])))
         raise ValueError(
             f"{given} holds {held} rows, fewer than num_embeddings={num_embeddings}; "
             f"raise a factor, for instance {enough}, or leave shape=None."
@@ -249,9 +234,7 @@ def guarantees_full_rank(shape: Shape, rows: int) -> bool:
     cuts some of those rows off; where ``I_k <= J_k``, all the rows. What some cores reach almost all do. It is not true
     of other shapes, as the paper has it: ``((2, 7, 1), (4, 1, 5))`` at rank 2 has matrix rank 8 of 14.
     """
-    row_factors, col_factors = shape
-    if all(i <= j for i, j in zip(row_factors, col_factors, strict=True)):
-        return True
-    if any(i < j for i, j in zip(row_factors, col_factors, strict=True)):
-        return False
-    return ravel([j - 1 for j in col_factors], row_factors) < rows
+    pairs = list(zip(*shape, strict=True))
+    if any(i < j for i, j in pairs):
+        return all(i <= j for i, j in pairs)
+    return all(i == j for i, j in pairs) or ravel([j - 1 for _, j in pairs], shape[0]) < rows

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tensorbed.backends import native
+from tensorbed.backends import torch as shared
 from tensorbed.backends.chain import Chain, full
 from tensorbed.backends.graphs import ROWS, WORKS, chain_backward_op, chain_op
-from tensorbed.backends.torch import shared_rows as shared
-from tensorbed.backends.torch.prefixes import find_prefixes
-from tensorbed.backends.torch.shared_rows import SharedRows
+from tensorbed.backends.torch import SharedRows, find_prefixes
 from tensorbed.testing import largest_allocation
 
 

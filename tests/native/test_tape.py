@@ -6,7 +6,7 @@ import torch
 from tensorbed.backends import native
 from tensorbed.backends.chain import Chain
 from tensorbed.backends.native.chains import KernelRows, Table, compute
-from tensorbed.backends.torch.shared_rows import SharedRows
+from tensorbed.backends.torch import SharedRows
 from tensorbed.testing import assert_near
 
 if not native.available:

@@ -1,12 +1,11 @@
 """How rows, bags and scores are computed: a folder for each backend, and what they have in common.
 
-One for another device is a class of :class:`tensorbed.dispatch.Backend` that is registered here.
+One for another device is a class of :class:`tensorbed.dispatch.Backend` that is entered here.
 """
 
 from tensorbed.backends.native.chains import Native
 from tensorbed.backends.reference import Reference
 from tensorbed.backends.torch import Torch
-from tensorbed.dispatch import register_backend
+from tensorbed.dispatch import BACKENDS
 
-for _backend in (Reference(), Torch(), Native()):  # the last is asked first
-    register_backend(_backend)
+BACKENDS.update({backend.name: backend for backend in (Reference(), Torch(), Native())})  # the last is asked first

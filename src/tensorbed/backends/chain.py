@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.dispatch import working_dtype
-from tensorbed.indexing import digits
+from tensorbed.indexing import digits, unravel
 
 Cores = Sequence[Tensor]
 
@@ -108,24 +108,16 @@ class Chain:
         n, m, r = grad.shape[0], self.width(k), self.ranks[k]
         return grad.reshape(n, m, self.joint, r).transpose(1, 2).reshape(n, self.joint * m, r)
 
-    def first(self, core: Tensor) -> Tensor:
-        """Slices of the first core as left products: ``(n, R_0, J_1, R_1) -> (n, R_0 * J_1, R_1)``."""
-        return core.flatten(1, 2)
-
     def after(self, product: Tensor, k: int) -> Tensor:
         """What level ``k`` made, as left products of the next: ``(n, width, J_k * R_k) -> (n, width * J_k, R_k)``."""
         return product.reshape(product.shape[0], self.width(k) * self.col_factors[k], self.ranks[k + 1])
 
 
 class ChainOfCores(NamedTuple):
-    """A table that is a chain, for backends.
-
-    Shape:
-        - cores: a tensor ``(I_k, R_{k-1}, J_k, R_k)`` each
-    """
+    """A table that is a chain, for backends."""
 
     chain: Chain
-    cores: Cores
+    cores: Cores  # a tensor (I_k, R_{k-1}, J_k, R_k) each
 
 
 def widened(cores: Cores) -> list[Tensor]:
@@ -138,7 +130,7 @@ def take(chain: Chain, cores: Cores, index: Tensor) -> Tensor:  # (n,) -> (n, co
     """Rows by one gathered slice and one small product a core and row: any device, any dtype, any derivative."""
     dtype, cores = cores[0].dtype, widened(cores)
     digit = digits(index, chain.row_factors)
-    left = chain.first(cores[0].index_select(0, digit[0]))
+    left = cores[0].index_select(0, digit[0]).flatten(1, 2)
     for k in range(1, chain.order):
         right = chain.slices(cores[k], k).index_select(0, digit[k])
         product = torch.bmm(chain.closed(left, k), right)
@@ -149,23 +141,15 @@ def take(chain: Chain, cores: Cores, index: Tensor) -> Tensor:  # (n,) -> (n, co
 def full(chain: Chain, cores: Cores) -> Tensor:  # -> (rows, cols)
     """The whole table, one matrix product a core."""
     dtype, cores = cores[0].dtype, widened(cores)
-    left = chain.first(cores[0])
+    left = cores[0].flatten(1, 2)
     for k in range(1, chain.order):
-        product = times_every_slice(chain, chain.closed(left, k), cores[k], k)
+        n, m = left.shape[0], chain.width(k)
+        # Each left product extended by each digit, by one matrix for all digits: (inner, I_k * outer).
+        every_slice = chain.slices(cores[k], k).transpose(0, 1).reshape(chain.inner(k), -1)
+        product = (chain.closed(left, k).reshape(n * m, -1) @ every_slice).reshape(n, m, chain.row_factors[k], -1)
+        product = product.transpose(1, 2).reshape(n * chain.row_factors[k], m, -1)
         left = product if k == chain.order - 1 else chain.after(product, k)
     return left.reshape(-1, chain.cols)[: chain.rows].to(dtype)
-
-
-def every_slice(chain: Chain, core: Tensor, k: int) -> Tensor:
-    """Core ``k`` as one matrix for all digits: ``(inner, I_k * outer)``."""
-    return chain.slices(core, k).transpose(0, 1).reshape(chain.inner(k), -1)
-
-
-def times_every_slice(chain: Chain, left: Tensor, core: Tensor, k: int) -> Tensor:
-    """Extend each left product by each digit: ``(n, width, inner) -> (n * I_k, width, outer)``."""
-    n, m, inner = left.shape
-    product = (left.reshape(n * m, inner) @ every_slice(chain, core, k)).reshape(n, m, chain.row_factors[k], -1)
-    return product.transpose(1, 2).reshape(n * chain.row_factors[k], m, -1)
 
 
 def sum_of_squares(chain: Chain, cores: Cores) -> Tensor:  # -> ()
@@ -201,7 +185,9 @@ def _squares_by_transfer(chain: Chain, cores: Cores) -> Tensor:
     dtype = torch.float64 if chain.joint * max(chain.ranks) <= 1024 else torch.float32
     whole: Tensor | None = None
     part: Tensor | None = None
-    bound = _digits_of_bound(chain)
+    bound = chain.row_factors  # past the end, so that all digits lie below, where every padded row is real
+    if chain.rows < prod(bound):
+        bound = unravel(chain.rows, bound)
     for k in reversed(range(1, chain.order)):
         core = cores[k].detach().to(dtype)
         lower = _transfer(core[: bound[k]], whole)
@@ -213,17 +199,6 @@ def _squares_by_transfer(chain: Chain, cores: Cores) -> Tensor:
     first = cores[0].detach().to(dtype)
     below, at = _kron(first[: bound[0]]), _kron(first[bound[0] : bound[0] + 1])
     return (below * whole.T).sum() + (at * part.T).sum()
-
-
-def _digits_of_bound(chain: Chain) -> list[int]:
-    """Digits of the number of rows; where every padded row is real, digits past the end, so that all lie below."""
-    if chain.rows == prod(chain.row_factors):
-        return list(chain.row_factors)
-    rest, found = chain.rows, []
-    for factor in reversed(chain.row_factors):
-        rest, digit = divmod(rest, factor)
-        found.append(digit)
-    return found[::-1]
 
 
 def _transfer(core: Tensor, state: Tensor | None) -> Tensor:  # (i, R, j, R'), (R'^2, S) -> (R^2, S)

@@ -6,13 +6,14 @@ It checks the indices when the graph runs. A graph knows no plan: backward makes
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from tensorbed.backends.chain import Chain, Cores
-from tensorbed.backends.pooling import pool_rows, scale_by_frequency, with_padding
+from tensorbed.backends.pooling import pool_rows, with_padding
 from tensorbed.dispatch import Asked, World
 
 
@@ -26,104 +27,58 @@ class Work(Protocol):
 # By the backend's name: chain, cores and index, then where there are bags bounds, weights, mean and padding_idx or -1.
 WORKS: dict[str, Callable[..., Work]] = {}
 
-
 ROWS = (None, None, False, -1)  # what the operator is told of bags where there are none
 
 
-def graph_rows(asked: Asked, backend: str) -> Tensor:  # -> (n, cols)
-    """Rows by an operator of the graph."""
-    return with_padding(_rows(asked, backend), asked)
-
-
-def graph_bags(asked: Asked, backend: str) -> Tensor:  # -> (bags, cols)
-    """Rows by an operator of the graph, pooled in the graph."""
-    rows = _rows(asked, backend)
-    if asked.by_frequency:
-        rows = scale_by_frequency(rows, asked.ids, World.COMPILED)
-    return pool_rows(rows, asked, asked.ids)
-
-
-def _rows(asked: Asked, backend: str) -> Tensor:
+def graph_output(asked: Asked, backend: str, *, pools: bool = False) -> Tensor:  # -> (n or bags, cols)
+    """Rows or bags by an operator of the graph, which ``pools`` sums and means itself and writes no row for them."""
     chain, cores = asked.made_of
-    rows: Tensor = chain_op(asked.ids, cores, chain.packed(), backend, *ROWS)
-    return rows
-
-
-def graph_pooled(asked: Asked, backend: str) -> Tensor:  # -> (bags, cols)
-    """Sums or means of the rows of each bag by an operator of the graph, which writes no row."""
-    chain, cores = asked.made_of
+    operator = partial(chain_op, asked.ids, cores, chain.packed(), backend)
+    if asked.bounds is None:
+        return with_padding(operator(*ROWS), asked)
+    if not pools:
+        return pool_rows(operator(*ROWS), asked, asked.ids, World.COMPILED)
     skip = -1 if asked.padding_idx is None else asked.padding_idx
-    pooled: Tensor = chain_op(
-        asked.ids, cores, chain.packed(), backend, asked.bounds, asked.weights, asked.mode == "mean", skip
-    )
+    pooled: Tensor = operator(asked.bounds, asked.weights, asked.mode == "mean", skip)
     return pooled
 
 
-@torch.library.custom_op("tensorbed::chain_rows", mutates_args=())
-def chain_op(
-    index: Tensor,
-    cores: Sequence[Tensor],
-    sizes: Sequence[int],
-    backend: str,
-    bounds: Tensor | None,
-    weights: Tensor | None,
-    mean: bool,
-    skip: int,
-) -> Tensor:
+_ARGUMENTS = (
+    "Tensor index, Tensor[] cores, SymInt[] sizes, str backend, Tensor? bounds, Tensor? weights, bool mean, SymInt skip"
+)
+
+
+@torch.library.custom_op("tensorbed::chain_rows", mutates_args=(), schema=f"({_ARGUMENTS}) -> Tensor")
+def chain_op(index: Tensor, cores: Cores, sizes: Sequence[int], backend: str, *pooling: Any) -> Tensor:
     """Rows ``(n, cols)``, or with bounds ``(bags + 1,)`` bags ``(bags, cols)``."""
-    chain = Chain.unpacked(sizes)
     if index.numel() == 0:
-        return cores[0].new_zeros(0 if bounds is None else bounds.shape[0] - 1, chain.cols)
-    return _work(backend, chain, cores, index, bounds, weights, mean, skip).rows(cores)
+        return cores[0].new_zeros(_empty(index, cores, sizes, backend, *pooling).shape)
+    return _work(index, cores, sizes, backend, *pooling).rows(cores)
 
 
-def _work(backend: str, chain: Chain, cores: Cores, index: Tensor, bounds: Tensor | None, *pooling: Any) -> Work:
-    return WORKS[backend](chain, cores, index, *(() if bounds is None else (bounds, *pooling)))
+def _work(index: Tensor, cores: Cores, sizes: Sequence[int], backend: str, *pooling: Any) -> Work:
+    return WORKS[backend](Chain.unpacked(sizes), cores, index, *(() if pooling[0] is None else pooling))
 
 
 @chain_op.register_fake
-def _(
-    index: Tensor,
-    cores: Sequence[Tensor],
-    sizes: Sequence[int],
-    backend: str,
-    bounds: Tensor | None,
-    *_: Any,
-) -> Tensor:
+def _empty(index: Tensor, cores: Cores, sizes: Sequence[int], backend: str, bounds: Tensor | None, *_: Any) -> Tensor:
     count = index.shape[0] if bounds is None else bounds.shape[0] - 1
     return cores[0].new_empty(count, Chain.unpacked(sizes).cols)
 
 
-@torch.library.custom_op("tensorbed::chain_rows_backward", mutates_args=())
-def chain_backward_op(
-    grad: Tensor,
-    index: Tensor,
-    cores: Sequence[Tensor],
-    sizes: Sequence[int],
-    backend: str,
-    bounds: Tensor | None,
-    weights: Tensor | None,
-    mean: bool,
-    skip: int,
-) -> list[Tensor]:
+@torch.library.custom_op(
+    "tensorbed::chain_rows_backward", mutates_args=(), schema=f"(Tensor grad, {_ARGUMENTS}) -> Tensor[]"
+)
+def chain_backward_op(grad: Tensor, index: Tensor, cores: Cores, *told: Any) -> list[Tensor]:
     """Gradients of the cores, then of the weights if there are any."""
     if index.numel() == 0:
-        tensors = cores if weights is None else [*cores, weights]
-        return [torch.zeros_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
-    return _work(backend, Chain.unpacked(sizes), cores, index, bounds, weights, mean, skip).gradients(cores, grad)
+        return [gradient.zero_() for gradient in _empty_gradients(grad, index, cores, *told)]
+    return _work(index, cores, *told).gradients(cores, grad)
 
 
 @chain_backward_op.register_fake
-def _(
-    grad: Tensor,
-    index: Tensor,
-    cores: Sequence[Tensor],
-    sizes: Sequence[int],
-    backend: str,
-    bounds: Tensor | None,
-    weights: Tensor | None,
-    *_: Any,
-) -> list[Tensor]:
+def _empty_gradients(grad: Tensor, index: Tensor, cores: Cores, *told: Any) -> list[Tensor]:
+    _sizes, _backend, _bounds, weights, _mean, _skip = told
     tensors = cores if weights is None else [*cores, weights]
     return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
 

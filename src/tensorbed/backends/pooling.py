@@ -10,35 +10,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tensorbed.checks import require_integer_indices
-from tensorbed.dispatch import Asked, World
+from tensorbed.dispatch import Asked, World, working_dtype
 
 MODES = ("sum", "mean", "max")
 
 
 class Bags(NamedTuple):
-    """Which indices belong to which bag.
+    """Which indices belong to which bag."""
 
-    Shape:
-        - ids: ``(n,)``
-        - bounds: ``(bags + 1,)`` int64, where each bag begins and the last one ends
-        - weights: ``(n,)`` or ``None``
-    """
-
-    ids: Tensor
-    bounds: Tensor
-    weights: Tensor | None
+    ids: Tensor  # (n,)
+    bounds: Tensor  # (bags + 1,) int64, where each bag begins and the last one ends
+    weights: Tensor | None  # (n,)
 
     @classmethod
     def of(
-        cls,
-        index: Tensor,
-        offsets: Tensor | None,
-        weights: Tensor | None,
-        include_last_offset: bool,
-        world: World,
+        cls, index: Tensor, offsets: Tensor | None, weights: Tensor | None, include_last_offset: bool, world: World
     ) -> Bags:
-        """From the arguments of ``torch.nn.EmbeddingBag.forward``, checked."""
-        require_integer_indices(index)
+        """From the arguments of ``torch.nn.EmbeddingBag.forward``, checked; ``index`` is known to hold integers."""
         if weights is not None and weights.shape != index.shape:
             raise ValueError(
                 f"per_sample_weights has shape {tuple(weights.shape)}; one weight for each index of "
@@ -79,23 +67,22 @@ def _checked_bounds(bounds: Tensor, indices: int, world: World) -> Tensor:
     if world is World.COMPILED or world is World.RECORDED:
         checked: Tensor = _check_bounds_op(bounds, indices)
         return checked
-    _check_bounds(bounds, indices)
-    return bounds
+    return _check_bounds(bounds, indices)
 
 
-def _check_bounds(bounds: Tensor, indices: int) -> None:
+def _check_bounds(bounds: Tensor, indices: int) -> Tensor:
     first, last, falls = int(bounds[0]), int(bounds[-1]), bool((bounds.diff() < 0).any())
     if first != 0 and (bounds.shape[0] > 1 or first > indices):
         raise ValueError(f"offsets begins with {first}: the first bag begins at 0.")
     if falls or last > indices:
         shown = bounds.tolist() if bounds.shape[0] <= 16 else f"up to {int(bounds.max())}"
         raise ValueError(f"offsets must not fall and must stay within the {indices} indices, got {shown}.")
+    return bounds
 
 
 @torch.library.custom_op("tensorbed::check_bounds", mutates_args=())
 def _check_bounds_op(bounds: Tensor, indices: int) -> Tensor:
-    _check_bounds(bounds, indices)
-    return bounds.clone()
+    return _check_bounds(bounds, indices).clone()
 
 
 @_check_bounds_op.register_fake
@@ -112,12 +99,12 @@ def with_padding(rows: Tensor, asked: Asked, index: Tensor | None = None) -> Ten
     return torch.where(index.eq(asked.padding_idx)[:, None], padding, rows)
 
 
-def pool_rows(rows: Tensor, asked: Asked, index: Tensor) -> Tensor:  # (n, cols), (n,) -> (bags, cols)
+def pool_rows(rows: Tensor, asked: Asked, index: Tensor, world: World) -> Tensor:  # (n, cols), (n,) -> (bags, cols)
     """One row for each index pooled in plain PyTorch: compiled, exported, twice differentiable."""
     assert asked.bounds is not None
+    rows = scale_by_frequency(rows, index, world) if asked.by_frequency else rows
     starts, end, weights = asked.bounds[:-1], asked.bounds[-1], asked.weights
-    n, cols = rows.shape
-    count = starts.shape[0]
+    (n, cols), count = rows.shape, starts.shape[0]
     if n == 0:
         # Sums of nothing keep what trains in the graph: it has a gradient, if an empty one.
         return rows.new_zeros(count, cols) + rows.sum() + (0 if weights is None else weights.sum())
@@ -135,26 +122,26 @@ def pool_rows(rows: Tensor, asked: Asked, index: Tensor) -> Tensor:  # (n, cols)
     rows = rows.float() if dtype.itemsize < 4 else rows
     if weights is not None:
         rows = rows * weights[:, None].to(rows.dtype)
-    sizes = torch.zeros(max(count, 1), dtype=rows.dtype, device=rows.device).index_add(0, bag, keep.to(rows.dtype))
+    nothing = -torch.inf if asked.mode == "max" else 0.0
+    rows, pooled = rows.masked_fill(~keep[:, None], nothing), rows.new_full((max(count, 1), cols), nothing)
+    sizes = rows.new_zeros(max(count, 1)).index_add(0, bag, keep.to(rows.dtype))
     if asked.mode == "max":
-        low = rows.masked_fill(~keep[:, None], -torch.inf)
-        empty = rows.new_full((max(count, 1), cols), -torch.inf)
-        pooled = empty.scatter_reduce(0, bag[:, None].expand(n, cols), low, "amax")
+        pooled = pooled.scatter_reduce(0, bag[:, None].expand(n, cols), rows, "amax")
         pooled = pooled.masked_fill((sizes == 0)[:, None], 0.0)
     else:
-        zeros = rows.new_zeros(max(count, 1), cols)
-        pooled = zeros.index_add(0, bag, rows.masked_fill(~keep[:, None], 0.0))
+        pooled = pooled.index_add(0, bag, rows)
         if asked.mode == "mean":
             pooled = pooled / sizes.clamp_min(1)[:, None]
     return pooled[:count].to(dtype)
 
 
-def pool_unique(rows_of: Callable[[Tensor], Tensor], asked: Asked) -> Tensor:  # -> (bags, cols)
-    """Each row once, as a small table for torch's own bag kernels: no row is written once an index.
+def pooled_or_padded(rows_of: Callable[[Tensor], Tensor], asked: Asked) -> Tensor:  # -> (n or bags, cols)
+    """What is asked of a table whose rows ``rows_of`` makes, with at least one index."""
+    return with_padding(rows_of(asked.ids), asked) if asked.bounds is None else pool_unique(rows_of, asked)
 
-    Args:
-        rows_of: ``(u,)`` different indices to their rows ``(u, cols)``.
-    """
+
+def pool_unique(rows_of: Callable[[Tensor], Tensor], asked: Asked) -> Tensor:  # -> (bags, cols)
+    """Each row once, as a small table for torch's own bag kernels: no row is written once an index."""
     unique, inverse, times = torch.unique(asked.ids, return_inverse=True, return_counts=True)
     rows = rows_of(unique)
     # torch's kernels add up the gradients of half precisions in half precision: pool in single.
@@ -180,17 +167,15 @@ def scale_by_frequency(rows: Tensor, index: Tensor, world: World) -> Tensor:  # 
     """The rows unchanged; on the way back each gradient divided by how often its index occurs."""
     if world is World.EXPORTED or not torch.is_grad_enabled():
         return rows
-    ordered = index.reshape(-1).sort().values
     flat = index.reshape(-1)
+    ordered = flat.sort().values
     times = torch.searchsorted(ordered, flat, right=True) - torch.searchsorted(ordered, flat)
     return scale_gradient(rows, times.reshape(index.shape), world)
 
 
 def scale_gradient(rows: Tensor, times: Tensor, world: World) -> Tensor:  # (*, cols), (*) -> (*, cols)
     """The rows unchanged; on the way back each gradient divided by ``times``."""
-    # Half precision cannot count far.
-    wide = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    scale = times.to(wide).reciprocal()[..., None]
+    scale = times.to(working_dtype(rows)).reciprocal()[..., None]  # half precision cannot count far
     # What follows tangents and vmap is a class of its own, because torch.compile takes none that says how.
     transformed = world is World.TRANSFORMED or world is World.RECORDED
     function = _TransformedScaleGradient if transformed else _ScaleGradient

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial, reduce, wraps
 from math import prod
 from typing import Any, ClassVar, Self
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tensorbed.backends.scores.scoring import Cost, RowScores, Scoring
 from tensorbed.checks import require_positive
-from tensorbed.dispatch import Asked, Backend, backends, chosen, working_dtype, world_of
+from tensorbed.dispatch import BACKENDS, Asked, World, chosen, working_dtype, world_of
 from tensorbed.structures.explanation import Explanation
 
 Params = Mapping[str, Tensor]
@@ -24,10 +24,7 @@ _BLOCK = 2**20  # numbers of the table that exist at once
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a structure.
-
-    ``dtype=None`` means the layer's; tensors that are not trainable become buffers.
-    """
+    """One tensor of a structure; ``dtype=None`` means the layer's, and what is not trainable becomes a buffer."""
 
     name: str
     shape: tuple[int, ...]
@@ -37,10 +34,6 @@ class TensorSpec:
     @property
     def numel(self) -> int:
         return prod(self.shape)
-
-    def bytes(self, dtype: torch.dtype) -> int:
-        """Bytes when the layer's dtype is ``dtype``."""
-        return self.numel * (self.dtype or dtype).itemsize
 
 
 @dataclass(frozen=True)
@@ -58,12 +51,13 @@ class Structure(ABC):
     row_tensor: ClassVar[str | None] = None  # whose rows are those of :meth:`block`, or have at least their gradients
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
     making: ClassVar[type | None] = None  # of what :meth:`made_of` returns
-    composed: ClassVar[bool] = False  # whether :meth:`lookup` asks other structures for rows
-    straight_through: ClassVar[bool] = False  # whether gradients pass a rounding as if it were none
+    composed: ClassVar[bool] = False  # whether it has ``rows_by_parts``, which asks other structures for rows
     takes_half: ClassVar[bool] = False  # whether take, full and block are given half precision, and round it once
 
     rows: int
     cols: int
+    # Kind and sizes as JSON, see registry.read; None where they are more than numbers, strings and tuples of these.
+    text: str | None = field(init=False, repr=False, compare=False)
 
     def __init_subclass__(cls, **options: Any) -> None:
         """See to it that :meth:`__post_init__` is run, also where a subclass has its own and forgets ``super()``."""
@@ -75,7 +69,7 @@ class Structure(ABC):
         @wraps(own)
         def complete(self: Structure) -> None:
             own(self)
-            if "_text" not in vars(self):
+            if "text" not in vars(self):
                 Structure.__post_init__(self)
 
         cls.__post_init__ = complete  # type: ignore[method-assign]
@@ -83,14 +77,14 @@ class Structure(ABC):
     def __post_init__(self) -> None:
         require_positive(self.rows, "num_embeddings")
         require_positive(self.cols, "embedding_dim")
-        # Now, because graphs, which take no Python objects, cannot make it; see registry.read.
-        object.__setattr__(self, "_text", _as_text(self))
+        sizes = {size.name: getattr(self, size.name) for size in fields(self) if size.init}
+        kind = getattr(self, "kind", None)
+        plain = kind and all(map(_is_plain, sizes.values()))
+        self.hold(text=json.dumps({"kind": kind, **sizes}) if plain else None)
 
-    @property
-    def text(self) -> str | None:
-        """Kind and sizes as JSON; ``None`` where they are more than numbers, strings and tuples of these."""
-        text: str | None = self._text  # type: ignore[attr-defined]
-        return text
+    def hold(self, **values: Any) -> None:
+        """Keep what is worked out once: a lookup of one row has no time for it, and graphs make no Python objects."""
+        vars(self).update(values)
 
     @abstractmethod
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -109,7 +103,7 @@ class Structure(ABC):
         """The table, differentiable."""
 
     def widened(self, p: Params, *others: Tensor) -> Params:
-        """What :meth:`take`, :meth:`full` and :meth:`block` compute with, of one dtype with ``others``.
+        """For :meth:`take`, :meth:`full` and :meth:`block`, of one dtype with ``others``.
 
         Single precision in place of half: so what they make is rounded once, and gradients are added up in it too.
         """
@@ -126,10 +120,12 @@ class Structure(ABC):
         """:meth:`full` in the tensors' own dtype."""
         return rounded(self.full(self.widened(p)), p)
 
-    def lookup(self, p: Params, index: Tensor, impl: str = "auto") -> Tensor:  # (n,) -> (n, cols)
+    def lookup(
+        self, p: Params, index: Tensor, impl: str = "auto", world: World | None = None
+    ) -> Tensor:  # (n,) -> (n, cols)
         """Rows by the named backend, one of :attr:`impls`; in half precision rounded once."""
-        asked, world = Asked(self, p, self.made_of(p), index, impl), world_of(index)
-        return chosen(asked, world).rows([asked], world)
+        asked, world = Asked(self, p, self.made_of(p), index, impl), world or world_of(index)
+        return chosen(asked, world).compute([asked], world)
 
     def made_of(self, p: Params) -> Any:
         """What backends know to compute with, a :attr:`making`; ``None`` where there is :meth:`take` alone."""
@@ -138,7 +134,7 @@ class Structure(ABC):
     @property
     def impls(self) -> tuple[str, ...]:
         """What ``impl=`` may be: the backends that know what this is made of."""
-        return ("auto", *(backend.name for backend in backends() if backend.knows(self.making)))
+        return ("auto", *(name for name, backend in BACKENDS.items() if backend.knows(self.making)))
 
     @property
     def row_multiply_adds(self) -> int | None:
@@ -149,7 +145,12 @@ class Structure(ABC):
         """What :meth:`lookup` would do, counted and not done."""
         n, each = index.shape[0], self.row_multiply_adds
         unique = torch.unique(index).shape[0]
-        backend, why = self._backend(index, impl)
+        backend, why = BACKENDS["reference"], "there is nothing to compute"
+        if n and impl != "auto":
+            backend, why = BACKENDS[impl], f'as asked by impl="{impl}"'
+        elif n:
+            backend = next(b for b in reversed(BACKENDS.values()) if b.knows(self.making, index.device))
+            why = backend.why(index.device)
         computed = unique if backend.shares(self.making) else n
         return Explanation(
             kind=self.kind,
@@ -162,18 +163,6 @@ class Structure(ABC):
             path=backend.name,
             why=why,
         )
-
-    def _backend(self, index: Tensor, impl: str) -> tuple[Backend, str]:
-        """The one that computes these rows, and why."""
-        plain, *others = backends()
-        if index.shape[0] == 0:
-            return plain, "there is nothing to compute"
-        for backend in reversed((plain, *others)):
-            if impl == backend.name:
-                return backend, f'as asked by impl="{impl}"'
-            if impl == "auto" and backend.knows(self.making, index.device):
-                return backend, backend.why(index.device)
-        return plain, plain.why(index.device)
 
     @property
     def summary(self) -> str:
@@ -217,18 +206,12 @@ class Structure(ABC):
 
     def bytes(self, dtype: torch.dtype) -> int:
         """Stored bytes when the layer's dtype is ``dtype``."""
-        return sum(spec.bytes(dtype) for spec in self.tensors())
+        return sum(spec.numel * (spec.dtype or dtype).itemsize for spec in self.tensors())
 
     @property
     def numel(self) -> int:
         """Stored numbers."""
         return sum(spec.numel for spec in self.tensors())
-
-
-def _as_text(structure: Structure) -> str | None:
-    sizes = {field.name: getattr(structure, field.name) for field in fields(structure)}
-    kind = getattr(structure, "kind", None)
-    return json.dumps({"kind": kind, **sizes}) if kind and all(map(_is_plain, sizes.values())) else None
 
 
 def rounded(made: Tensor, p: Params) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 from typing import ClassVar, Self
@@ -16,7 +16,7 @@ from torch import Tensor
 from tensorbed.backends.chain import Chain, ChainOfCores, full, sum_of_squares, take
 from tensorbed.backends.scores import through_cores
 from tensorbed.backends.scores.scoring import Scoring
-from tensorbed.backends.torch.prefixes import find_prefixes
+from tensorbed.backends.torch import find_prefixes
 from tensorbed.checks import require_positive
 from tensorbed.decompose.powers import frobenius
 from tensorbed.decompose.train import Folded, split_core
@@ -38,10 +38,13 @@ class ChainMatrix(Structure):
     """
 
     making = ChainOfCores
+    closed: ClassVar[bool]  # whether the ends are joined, and R_0 is a rank that users give
 
     row_factors: tuple[int, ...]
     col_factors: tuple[int, ...]
     ranks: tuple[int, ...]
+    chain: Chain = field(init=False, repr=False, compare=False)
+    specs: tuple[TensorSpec, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -50,32 +53,21 @@ class ChainMatrix(Structure):
             raise ValueError(
                 f"ranks={self.ranks} for {len(self.row_factors)} cores: one more of them, positive, equal at the ends."
             )
-        # Worked out once: a lookup of one row has no time for it.
         chain = Chain(self.rows, self.row_factors, self.col_factors, self.ranks)
         specs = tuple(TensorSpec(f"core_{k}", chain.core_shape(k)) for k in range(chain.order))
-        object.__setattr__(self, "_chain", chain)
-        object.__setattr__(self, "_specs", specs)
-
-    @property
-    def chain(self) -> Chain:
-        chain: Chain = self._chain  # type: ignore[attr-defined]
-        return chain
-
-    def _stored(self, p: Params) -> list[Tensor]:
-        return [p[spec.name] for spec in self.tensors()]
+        self.hold(chain=chain, specs=specs)
 
     def tensors(self) -> tuple[TensorSpec, ...]:
-        specs: tuple[TensorSpec, ...] = self._specs  # type: ignore[attr-defined]
-        return specs
+        return self.specs
 
     def made_of(self, p: Params) -> ChainOfCores:
-        return ChainOfCores(self._chain, [p[spec.name] for spec in self._specs])  # type: ignore[attr-defined]
+        return ChainOfCores(self.chain, [p[spec.name] for spec in self.specs])
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
-        return take(self.chain, self._stored(p), index)
+        return take(*self.made_of(p), index)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
-        return full(self.chain, self._stored(p))
+        return full(*self.made_of(p))
 
     @property
     def row_multiply_adds(self) -> int:
@@ -83,9 +75,8 @@ class ChainMatrix(Structure):
 
     def explain(self, index: Tensor, impl: str) -> Explanation:  # (n,)
         told, counts = super().explain(index, impl), find_prefixes(index, self.row_factors).counts
-        if told.path == "reference":
-            return replace(told, prefixes=counts)
-        return replace(told, prefixes=counts, multiply_adds=self.chain.multiply_adds(counts))
+        shared = told.multiply_adds if told.path == "reference" else self.chain.multiply_adds(counts)
+        return replace(told, prefixes=counts, multiply_adds=shared)
 
     def scorings(self) -> list[Scoring]:
         every_prefix = list(accumulate(self.row_factors, mul))
@@ -103,7 +94,7 @@ class ChainMatrix(Structure):
 
     def cores(self, p: Params) -> tuple[Tensor, ...]:
         """Views in the paper's layout ``(R_{k-1}, I_k, J_k, R_k)``."""
-        return tuple(core.transpose(0, 1) for core in self._stored(p))
+        return tuple(core.transpose(0, 1) for core in self.made_of(p).cores)
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         r"""Draw :math:`\mathcal{G}^{(k)} \sim \mathcal{N}(0, (\sigma / \Sigma)^{2/N})`, then scale to the exact norm.
@@ -113,27 +104,24 @@ class ChainMatrix(Structure):
         """
         variance = math.prod(self.ranks[1:])
         core_std = (std / variance**0.5) ** (1 / len(self.row_factors))
-        for core in self._stored(p):
+        for core in self.made_of(p).cores:
             core.normal_(std=core_std, generator=generator)
-        scale_to_std(p, sum_of_squares(self.chain, self._stored(p)), self.rows * self.cols, std)
+        scale_to_std(p, sum_of_squares(*self.made_of(p)), self.rows * self.cols, std)
 
     def describe(self) -> str:
-        sizes = [i * j for i, j in zip(self.row_factors, self.col_factors, strict=True)]
-        useful = useful_ranks(sizes, self.ranks)
-        shown = self.shown_ranks(self.ranks)
+        shape = self.row_factors, self.col_factors
+        useful = useful_ranks(list(map(mul, *shape)), self.ranks)
         note = "" if useful == self.ranks else f" (at most {self.shown_ranks(useful)} useful)"
-        full = guarantees_full_rank((self.row_factors, self.col_factors), self.rows)
-        doubt = "" if full else ", full rank not guaranteed"
-        return f"shape={self.row_factors} x {self.col_factors}, ranks={shown}{note}{doubt}"
+        doubt = "" if guarantees_full_rank(shape, self.rows) else ", full rank not guaranteed"
+        return f"shape={shape[0]} x {shape[1]}, ranks={self.shown_ranks(self.ranks)}{note}{doubt}"
 
-    @staticmethod
-    @abstractmethod
-    def shown_ranks(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    def shown_ranks(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
         """The ranks a user gives, out of ``(R_0, ..., R_N)``."""
+        return ranks[0 if self.closed else 1 : -1]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ChainFormat(RankedFormat):
+class ChainFormat(RankedFormat[ChainMatrix]):
     """A chain by its rank, ranks, ratio or error, its order, or its whole shape.
 
     Args:
@@ -158,9 +146,8 @@ class ChainFormat(RankedFormat):
                 raise TypeError(
                     f"ranks={self.ranks!r} for {self.name}: give a list, or rank= for one that is the same."
                 )
-            object.__setattr__(
-                self, "ranks", tuple(self.check_rank(r, f"ranks[{k}]") for k, r in enumerate(self.ranks))
-            )
+            ranks = tuple(self.check_rank(rank, f"ranks[{k}]") for k, rank in enumerate(self.ranks))
+            object.__setattr__(self, "ranks", ranks)
         if require_positive(self.order, "order") < 2:
             raise ValueError(f"order={self.order} for {self.name}: a chain has at least 2 cores.")
         if self.shape is not None:
@@ -170,14 +157,6 @@ class ChainFormat(RankedFormat):
                 raise ValueError(
                     f"order={self.order} for {self.name}, but shape={self.shape} has {len(self.shape[0])}."
                 )
-
-    @abstractmethod
-    def bonds(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """All of ``(R_0, ..., R_N)`` from the ranks a user gives."""
-
-    @abstractmethod
-    def given(self, order: int) -> int:
-        """How many ranks a user gives for a chain of this order."""
 
     @abstractmethod
     def decompose(
@@ -194,33 +173,33 @@ class ChainFormat(RankedFormat):
             return check_shape(self.shape, budget.rows, budget.cols)
         return suggest_shape(budget.rows, budget.cols, self.order)
 
+    def given(self, order: int) -> int:
+        """How many ranks a user gives for a chain of this order."""
+        return order if self.structure.closed else order - 1
+
     def _made(self, budget: Budget, ranks: Sequence[int], clip: bool) -> ChainMatrix:
         row_factors, col_factors = self.factors(budget)
-        order = len(row_factors)
+        order, closed = len(row_factors), self.structure.closed
         if len(ranks) != self.given(order):
             raise ValueError(
                 f"ranks={tuple(ranks)} for {self.name} of order {order}: give {self.given(order)}, "
-                f"{'R_0 (which is also R_N) to R_{N-1}' if self.given(order) == order else 'R_1 to R_{N-1}'}."
+                f"{'R_0 (which is also R_N) to R_{N-1}' if closed else 'R_1 to R_{N-1}'}."
             )
-        bonds = self.bonds(ranks)
+        bonds = (*ranks, ranks[0]) if closed else (1, *ranks, 1)
         if clip:
-            bonds = useful_ranks([i * j for i, j in zip(row_factors, col_factors, strict=True)], bonds)
+            bonds = useful_ranks(list(map(mul, row_factors, col_factors)), bonds)
         return self.structure(budget.rows, budget.cols, row_factors, col_factors, bonds)
 
     def with_rank(self, budget: Budget, rank: int, *, clip: bool) -> ChainMatrix:
         return self._made(budget, [rank] * self.given(len(self.factors(budget)[0])), clip)
 
-    def bind(self, budget: Budget) -> Structure:
-        return super().bind(budget) if self.ranks is None else self._made(budget, self.ranks, clip=False)
+    def target(self, budget: Budget, *, clip: bool = True) -> ChainMatrix:
+        return super().target(budget, clip=clip) if self.ranks is None else self._made(budget, self.ranks, clip)
 
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         row_factors, col_factors = self.factors(budget)
         bound = self.error_bound(table, budget, parts=len(row_factors))
-        ranks: tuple[int, ...] | None = None
-        if bound is None:
-            aim = self._made(budget, self.ranks, clip=True) if self.ranks is not None else self.target(budget)
-            assert isinstance(aim, ChainMatrix)
-            ranks = aim.ranks
+        ranks = self.target(budget).ranks if bound is None else None
         # In float64 where that is cheap.
         folded = Folded(table, row_factors, col_factors, torch.float64 if table.numel() <= _CHEAP else table.dtype)
         found = self.decompose(folded.tensor, ranks, bound, None)
@@ -238,15 +217,13 @@ class ChainFormat(RankedFormat):
         bonds = (*[core.shape[0] for core in found], found[0].shape[0])
         structure = self.structure(budget.rows, budget.cols, row_factors, col_factors, bonds)
         stored = [split_core(core, i, j) for core, i, j in zip(found, row_factors, col_factors, strict=True)]
-        return Fit(structure, {spec.name: core for spec, core in zip(structure.tensors(), stored, strict=True)})
+        return Fit(structure, structure.named(stored))
 
 
 # Padded rows are free: nobody looks them up. Zeros there are as good as anything for most tables, but spoil the rank
 # of one that has the format's structure; filling in what the fit itself says, and fitting again, restores it.
 _SETTLED = 1e-9  # a filling that moved by less, against the table, is final
 _IDLE = 1e-2  # and so is one that moved by less than this fraction of what the fit misses anyway
-
-
 _CHEAP = 2**22  # numbers of a table that is fitted in float64
 
 
@@ -261,14 +238,15 @@ def _rounds(folded: Folded, budget: Budget, stored: int) -> int:
 def _fill(folded: Folded, fit: Fit) -> bool:
     """Overwrite the padded rows with those of the fit; whether another fit would not differ."""
     assert isinstance(fit.structure, ChainMatrix)
-    chain, tensor, before = fit.structure.chain, folded.tensor, folded.padding()
-    stored = [core.to(torch.promote_types(tensor.dtype, torch.float32)) for core in fit.params.values()]
-    whole = replace(fit.structure, rows=chain.rows + before.shape[0])
-    index = torch.arange(chain.rows, whole.rows, device=tensor.device)
-    rows = whole.lookup(whole.named(stored), index).to(tensor.dtype)
+    tensor, before = folded.tensor, folded.padding()
+    wide = torch.promote_types(tensor.dtype, torch.float32)
+    stored = {name: core.to(wide) for name, core in fit.params.items()}
+    whole = replace(fit.structure, rows=fit.structure.rows + before.shape[0])
+    index = torch.arange(fit.structure.rows, whole.rows, device=tensor.device)
+    rows = whole.lookup(stored, index).to(tensor.dtype)
     norm, moved = frobenius(tensor), frobenius(before - rows)
     # A fit is a projection: what it misses and what it holds are at right angles.
-    held = float(sum_of_squares(whole.chain, stored))
+    held = float(sum_of_squares(*whole.made_of(stored)))
     missed = math.sqrt(max(0.0, norm**2 - held))
     folded.fill(rows)
     return moved <= max(_SETTLED * norm, _IDLE * missed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -71,33 +71,25 @@ class Explanations:
     def __iter__(self) -> Iterator[str]:
         return iter(self.tables)
 
-    @property
-    def indices(self) -> int:
-        return sum(one.indices for one in self.tables.values())
+    indices = property(lambda self: self._total("indices"))
+    unique_rows = property(lambda self: self._total("unique_rows"))
+    multiply_adds_plain = property(lambda self: self._total("multiply_adds_plain"))
+    multiply_adds = property(lambda self: self._total("multiply_adds"))
 
-    @property
-    def unique_rows(self) -> int:
-        return sum(one.unique_rows for one in self.tables.values())
-
-    @property
-    def multiply_adds_plain(self) -> int | None:
-        return _total(one.multiply_adds_plain for one in self.tables.values())
-
-    @property
-    def multiply_adds(self) -> int | None:
-        return _total(one.multiply_adds for one in self.tables.values())
+    def _total(self, name: str) -> int | None:
+        """The sum over all tables, unless a part of it is unknown."""
+        numbers = [getattr(table, name) for table in self.tables.values()]
+        return None if None in numbers else sum(numbers)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings, lists and dicts, for JSON."""
         names = ("indices", "unique_rows", "multiply_adds_plain", "multiply_adds")
-        return {
-            "tables": {name: one.to_dict() for name, one in self.tables.items()},
-            "total": {name: getattr(self, name) for name in names},
-        }
+        tables = {name: table.to_dict() for name, table in self.tables.items()}
+        return {"tables": tables, "total": {name: self._total(name) for name in names}}
 
     def __str__(self) -> str:
         head = ("table", "structure", "indices", "unique rows", "multiply-adds", "as computed", "change", "path")
-        rows = [(name, one.kind, *_numbers(one), one.path) for name, one in self.tables.items()]
+        rows = [(name, table.kind, *_numbers(table), table.path) for name, table in self.tables.items()]
         return "\n".join(aligned([head, *rows, ("total", "", *_numbers(self), "")], "<<>>>><<"))
 
     __repr__ = __str__
@@ -106,13 +98,6 @@ class Explanations:
 def _numbers(one: Explanation | Explanations) -> tuple[str, str, str, str, str]:
     plain, made = one.multiply_adds_plain, one.multiply_adds
     return f"{one.indices:,}", f"{one.unique_rows:,}", shown(plain), shown(made), fewer(plain, made)
-
-
-def _total(numbers: Iterable[int | None]) -> int | None:
-    """The sum, unless a part of it is unknown."""
-    found = list(numbers)
-    known = [n for n in found if n is not None]
-    return sum(known) if len(known) == len(found) else None
 
 
 def shown(number: int | None) -> str:

@@ -7,7 +7,8 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ class _Unsaid(int):
 
 
 DEFAULT_RANK: int = _Unsaid(16)
+S = TypeVar("S", bound=Structure)
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ class Format(ABC):
     sample_rows: ClassVar[int] = 2**13  # rows that tell the error of a table
     suits_heads: ClassVar[bool] = False  # whether fits to a trained vocabulary head leave its scores nearly as they are
     squares_numbers: ClassVar[bool] = False  # whether a fit wants numbers that can be squared, see :func:`fitted`
+    spelling: ClassVar[tuple[str, str] | None] = None  # its name on the command line, with a ratio, and what it is
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -101,7 +104,7 @@ class Format(ABC):
     @classmethod
     def spellings(cls) -> Mapping[str, Spelling]:
         """Its names on the command line."""
-        return {}
+        return {} if cls.spelling is None else {cls.spelling[0]: Spelling(cls, cls.spelling[1])}
 
     @classmethod
     def candidates(cls, ratio: float) -> Iterable[Format]:
@@ -168,12 +171,18 @@ def fitted(format: Format, table: Tensor, budget: Budget, use: Use | None = None
     return Fit(fit.structure, {**fit.params, **back})
 
 
-def largest_size(
-    sizes: Sequence[int], structure: Callable[[int], Structure], budget: Budget, ratio: float
-) -> int | None:
-    """Of ascending sizes the last whose structure is still ``ratio`` times smaller than the table, by bisection."""
-    count = bisect_right(sizes, -ratio, key=lambda size: -budget.ratio(structure(size)))
-    return sizes[count - 1] if count else None
+def largest(
+    format: Format, sizes: Sequence[int], made: Callable[[int], S], budget: Budget, ratio: float, least: str
+) -> S:
+    """Of ascending sizes the last that is still ``ratio`` times smaller than the table, by bisection."""
+    count = bisect_right(sizes, -ratio, key=lambda size: -budget.ratio(made(size)))
+    if count == 0:
+        advice = ", or change the order or shape" if hasattr(format, "shape") else ""
+        raise OutOfReachError(
+            f"ratio={ratio:g} for {type(format).__name__}: {least} this table of {budget.rows} x {budget.cols} is "
+            f"{budget.ratio(made(sizes[0])):.4g} times smaller, the most it can be; ask for at most that{advice}."
+        )
+    return made(sizes[count - 1])
 
 
 def some_rows(table: Tensor, count: int) -> Tensor:  # (rows, cols) -> (at most count, cols)
@@ -193,7 +202,7 @@ def written(format: Any) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RankedFormat(Format):
+class RankedFormat(Format, Generic[S]):
     """A format whose size is a rank: given, or found for a ratio or an error.
 
     Args:
@@ -239,39 +248,25 @@ class RankedFormat(Format):
         return number
 
     @abstractmethod
-    def with_rank(self, budget: Budget, rank: int, *, clip: bool) -> Structure:
+    def with_rank(self, budget: Budget, rank: int, *, clip: bool) -> S:
         """The structure of one uniform rank, clipped to what the shape can use if asked."""
 
-    def bind(self, budget: Budget) -> Structure:
+    def bind(self, budget: Budget) -> S:
         if self.rel_error is not None:
             raise ValueError(
                 f"{self.name}(rel_error={self.rel_error}) needs a table to measure the error on: use from_pretrained, "
                 "or give rank= or ratio=."
             )
-        if self.ratio is not None:
-            return self.largest(budget, self.ratio)
-        assert self.rank is not None
-        return self.with_rank(budget, self.rank, clip=False)
+        return self.target(budget, clip=False)
 
-    def largest(self, budget: Budget, ratio: float) -> Structure:
-        """The largest uniform rank that is still ``ratio`` times smaller than the dense table."""
-        # Beyond rows * cols no format has a use for more rank: clipping has settled the size by then.
-        ranks = range(1, budget.rows * budget.cols + 1)
-        rank = largest_size(ranks, lambda rank: self.with_rank(budget, rank, clip=True), budget, ratio)
-        if rank is None:
-            most = budget.ratio(self.with_rank(budget, 1, clip=True))
-            raise OutOfReachError(
-                f"ratio={ratio:g} for {self.name}: at rank 1 this table of {budget.rows} x {budget.cols} is "
-                f"{most:.4g} times smaller, the most it can be; ask for at most that, or change the order or shape."
-            )
-        return self.with_rank(budget, rank, clip=True)
-
-    def target(self, budget: Budget) -> Structure:
-        """The structure a fit by rank or ratio aims at; a fit has no use for more rank than the table has."""
+    def target(self, budget: Budget, *, clip: bool = True) -> S:
+        """By rank or ratio; clipped for a fit, which has no use for more rank than the table has."""
         if self.ratio is not None:
-            return self.largest(budget, self.ratio)
+            # Beyond rows * cols no format has a use for more rank: clipping has settled the size by then.
+            ranks, clipped = range(1, budget.rows * budget.cols + 1), partial(self.with_rank, budget, clip=True)
+            return largest(self, ranks, clipped, budget, self.ratio, "at rank 1")
         assert self.rank is not None
-        return self.with_rank(budget, self.rank, clip=True)
+        return self.with_rank(budget, self.rank, clip=clip)
 
     def error_bound(self, table: Tensor, budget: Budget, *, parts: int) -> float | None:
         """The Frobenius error a fit by ``rel_error`` may make, less what rounding ``parts`` tensors can add."""

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from tensorbed.backends.scores.scoring import JoinedScores, Scoring
 from tensorbed.checks import require_number
-from tensorbed.dispatch import World, is_exporting, world_of
+from tensorbed.dispatch import World, world_of
 from tensorbed.structures.base import Params, Structure, TensorSpec
+from tensorbed.structures.explanation import Explanation
 from tensorbed.structures.formats import Budget, Fit, Format, Spelling, Use, fitted
 from tensorbed.structures.quantized_rows import QuantizedRows
 from tensorbed.structures.registry import read, register
@@ -36,66 +37,81 @@ class HotRowsMatrix(Structure):
 
     hot_text: str  # the two structures as text, so that this one has one too
     rest_text: str
+    hot: Structure = field(init=False, repr=False, compare=False)
+    rest: Structure = field(init=False, repr=False, compare=False)
+    specs: tuple[TensorSpec, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Now, because graphs cannot read text.
-        object.__setattr__(self, "hot", read(self.hot_text))
-        object.__setattr__(self, "rest", read(self.rest_text))
-        if (self.hot.rows + self.rest.rows, self.hot.cols, self.rest.cols) != (self.rows, self.cols, self.cols):
+        hot, rest = read(self.hot_text), read(self.rest_text)
+        if (hot.rows + rest.rows, hot.cols, rest.cols) != (self.rows, self.cols, self.cols):
             raise ValueError(
-                f"{self.hot.rows} x {self.hot.cols} hot rows and {self.rest.rows} x {self.rest.cols} others are no "
+                f"{hot.rows} x {hot.cols} hot rows and {rest.rows} x {rest.cols} others are no "
                 f"table of {self.rows} x {self.cols}."
             )
-        # Worked out once: a lookup has no time for it.
-        places = TensorSpec("places", (self.hot.rows,), torch.int64, trainable=False)
-        hot = [replace(spec, name=f"hot_{spec.name}") for spec in self.hot.tensors()]
-        rest = [replace(spec, name=f"rest_{spec.name}") for spec in self.rest.tensors()]
-        object.__setattr__(self, "_specs", (places, *hot, *rest))
+        places = TensorSpec("places", (hot.rows,), torch.int64, trainable=False)
+        of_hot = [replace(spec, name=f"hot_{spec.name}") for spec in hot.tensors()]
+        of_rest = [replace(spec, name=f"rest_{spec.name}") for spec in rest.tensors()]
+        self.hold(hot=hot, rest=rest, specs=(places, *of_hot, *of_rest))
+
+    def tensors(self) -> tuple[TensorSpec, ...]:
+        return self.specs
+
+    def _parts(self, p: Params) -> tuple[tuple[Structure, Params], tuple[Structure, Params]]:
+        """The two structures with their tensors."""
+        of_hot = {spec.name: p[f"hot_{spec.name}"] for spec in self.hot.tensors()}
+        of_rest = {spec.name: p[f"rest_{spec.name}"] for spec in self.rest.tensors()}
+        return (self.hot, of_hot), (self.rest, of_rest)
 
     def check_values(self, p: Params) -> None:
         places = p["places"]
         if int(places[0]) < 0 or int(places[-1]) >= self.rows or bool((places.diff() <= 0).any()):
             raise ValueError(f"places of hot rows must ascend from 0 on, below {self.rows}.")
-        self.hot.check_values(_named(p, "hot_"))
-        self.rest.check_values(_named(p, "rest_"))
-
-    if TYPE_CHECKING:
-        hot: ClassVar[Structure]
-        rest: ClassVar[Structure]
-
-    def tensors(self) -> tuple[TensorSpec, ...]:
-        specs: tuple[TensorSpec, ...] = self._specs  # type: ignore[attr-defined]
-        return specs
+        for part, tensors in self._parts(p):
+            part.check_values(tensors)
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
-        is_hot, in_hot, in_rest = self._places(p, index)
-        hot, rest = self.hot.take(_named(p, "hot_"), in_hot), self.rest.take(_named(p, "rest_"), in_rest)
-        return torch.where(is_hot[:, None], hot, rest)
+        # ONNX has no search: exported graphs compare with all places.
+        exported = world_of(index) is World.EXPORTED
+        places, index = p["places"], index.contiguous()
+        before = (places < index[:, None]).sum(1) if exported else torch.searchsorted(places, index)
+        is_hot, in_hot, in_rest = self._places(p, index, before)
+        (hot, of_hot), (rest, of_rest) = self._parts(p)
+        return torch.where(is_hot[:, None], hot.take(of_hot, in_hot), rest.take(of_rest, in_rest))
 
-    def _places(self, p: Params, index: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # (n,)
-        """Which rows are hot, and where each is among the hot rows or the others; in range for both."""
-        before = _before(p["places"], index.contiguous())
+    def _places(self, p: Params, index: Tensor, before: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # (n,) each
+        """Which rows are hot, and where each is among the hot rows or the others, in range for both.
+
+        ``before`` is how many hot rows stand before each.
+        """
         in_hot = before.clamp_max(self.hot.rows - 1)
         is_hot = p["places"].index_select(0, in_hot) == index
-        return is_hot, in_hot, (index - before).clamp(0, self.rest.rows - 1)
+        return is_hot, in_hot, (index - before).clamp_max(self.rest.rows - 1)
 
-    def lookup(self, p: Params, index: Tensor, impl: str = "auto") -> Tensor:  # (n,) -> (n, cols)
+    def rows_by_parts(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """By the kernels of both structures: all rows by the one that has most of them, then the other's in place."""
-        if impl != "auto" or world_of(index) is not World.EAGER:
-            return super().lookup(p, index, impl)
-        is_hot, in_hot, in_rest = self._places(p, index)
-        parts = [(self.rest, _named(p, "rest_"), in_rest), (self.hot, _named(p, "hot_"), in_hot)]
-        at = is_hot.nonzero()[:, 0]
-        if 2 * at.shape[0] > index.shape[0]:
-            parts, at = parts[::-1], is_hot.logical_not().nonzero()[:, 0]
-        (most, of_most, in_most), (fewer, of_fewer, in_fewer) = parts
-        rows = most.lookup(of_most, in_most, impl)
-        if at.shape[0] == 0:
+        is_hot, in_hot, in_rest = self._places(p, index, torch.searchsorted(p["places"], index.contiguous()))
+        hot, rest = self._parts(p)
+        fewer, most, few = (hot, in_hot), (rest, in_rest), is_hot.nonzero()[:, 0]
+        if 2 * few.shape[0] > index.shape[0]:
+            (fewer, most), few = (most, fewer), is_hot.logical_not().nonzero()[:, 0]
+        (part, tensors), where = most
+        rows = part.lookup(tensors, where, world=World.EAGER)
+        if few.shape[0] == 0:
             return rows
-        others = fewer.lookup(of_fewer, in_fewer[at], impl)
+        (part, tensors), where = fewer
+        others = part.lookup(tensors, where.index_select(0, few), world=World.EAGER)
         kept = torch.is_grad_enabled() and (rows.requires_grad or others.requires_grad)
-        return rows.index_copy(0, at, others) if kept else rows.index_copy_(0, at, others)
+        return rows.index_copy(0, few, others) if kept else rows.index_copy_(0, few, others)
+
+    def explain(self, index: Tensor, impl: str) -> Explanation:  # (n,)
+        """By the ways of its two structures; how many rows are hot, tensors alone tell."""
+        told, hot, rest = super().explain(index, impl), self.hot.explain(index, impl), self.rest.explain(index, impl)
+        if impl != "auto":
+            return told
+        if hot.path == rest.path:
+            return replace(told, path=rest.path, why=rest.why)
+        return replace(told, path=f"{hot.path} and {rest.path}", why=f"{hot.why}; {rest.why}")
 
     def scorings(self) -> list[Scoring]:
         """Each of the two structures by every way of its own."""
@@ -112,14 +128,11 @@ class HotRowsMatrix(Structure):
     def _open(
         self, hot: Scoring, rest: Scoring, tensors: Sequence[Tensor], dtype: torch.dtype, keeps: bool
     ) -> JoinedScores:
-        places, of_hot, of_rest = (
-            tensors[0],
-            tensors[1 : 1 + len(self.hot.tensors())],
-            tensors[-len(self.rest.tensors()) :],
-        )
+        places, *own = tensors
+        count = len(self.hot.tensors())
         others = torch.ones(self.rows, dtype=torch.bool, device=places.device).index_fill_(0, places, False)
         order = torch.cat([places, others.nonzero()[:, 0]])
-        tables = [hot.open(of_hot, dtype, keeps), rest.open(of_rest, dtype, keeps)]
+        tables = [hot.open(own[:count], dtype, keeps), rest.open(own[count:], dtype, keeps)]
         return JoinedScores(tables, order, constants=1)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
@@ -130,11 +143,11 @@ class HotRowsMatrix(Structure):
         places = p["places"][p["places"] < rows]
         if not 0 < len(places) < rows:
             raise ValueError(f"of {rows} rows {len(places)} would be hot; a table keeps rows of both kinds.")
-        hot, of_hot = self.hot.resized(_named(p, "hot_"), len(places))
-        rest, of_rest = self.rest.resized(_named(p, "rest_"), rows - len(places))
-        assert hot.text is not None and rest.text is not None  # noqa: PT018
-        found = {"places": places, **_prefixed("hot_", of_hot), **_prefixed("rest_", of_rest)}
-        return replace(self, rows=rows, hot_text=hot.text, rest_text=rest.text), found
+        heights = len(places), rows - len(places)
+        parts = [part.resized(own, height) for (part, own), height in zip(self._parts(p), heights, strict=True)]
+        found = _joined(rows, self.cols, places, parts)
+        assert isinstance(found.structure, type(self))
+        return found.structure, dict(found.params)
 
     @property
     def row_multiply_adds(self) -> int | None:
@@ -146,19 +159,17 @@ class HotRowsMatrix(Structure):
         return f"{hot.rows} rows {hot.kind} {hot.describe()}, the rest {rest.kind} {rest.describe()}"
 
 
-def _before(places: Tensor, index: Tensor) -> Tensor:  # (k,), (n,) -> (n,)
-    """How many hot rows stand before each row; exported graphs compare them all, ONNX has no search."""
-    if is_exporting():
-        return (places < index[:, None]).sum(1)
-    return torch.searchsorted(places, index)
+def _joined(rows: int, cols: int, places: Tensor, parts: Sequence[tuple[Structure, Params]]) -> Fit:
+    """A table of hot rows in these places, and of the others."""
+    structure = _matrix(rows, cols, *(part for part, _ in parts))
+    own = [tensors[spec.name] for part, tensors in parts for spec in part.tensors()]
+    return Fit(structure, structure.named([places, *own]))
 
 
-def _named(p: Params, prefix: str) -> Params:
-    return {name.removeprefix(prefix): tensor for name, tensor in p.items() if name.startswith(prefix)}
-
-
-def _prefixed(prefix: str, p: Params) -> dict[str, Tensor]:
-    return {f"{prefix}{name}": tensor for name, tensor in p.items()}
+def _matrix(rows: int, cols: int, hot: Structure, rest: Structure) -> HotRowsMatrix:
+    if hot.text is None or rest.text is None:
+        raise ValueError(f"{hot.kind} and {rest.kind} must both be registered structures to stand in one table.")
+    return HotRowsMatrix(rows, cols, hot.text, rest.text)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,18 +209,13 @@ class HotRows(Format):
 
     def bind(self, budget: Budget) -> HotRowsMatrix:
         hot, rest = self._budgets(budget)
-        return self._of(budget, self.hot.bind(hot), self.rest.bind(rest))
+        return _matrix(budget.rows, budget.cols, self.hot.bind(hot), self.rest.bind(rest))
 
     def _budgets(self, budget: Budget) -> tuple[Budget, Budget]:
         if budget.rows < 2:
             raise ValueError("HotRows divides the rows of a table and needs two or more of them, got 1.")
         hot = min(max(1, int(self.share * budget.rows)), budget.rows - 1)
         return replace(budget, rows=hot, reserved=0), replace(budget, rows=budget.rows - hot)
-
-    def _of(self, budget: Budget, hot: Structure, rest: Structure) -> HotRowsMatrix:
-        if hot.text is None or rest.text is None:
-            raise ValueError(f"{hot.kind} and {rest.kind} must both be registered structures to stand in one table.")
-        return HotRowsMatrix(budget.rows, budget.cols, hot.text, rest.text)
 
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         """Each kind of rows by its own format, the first rows hot."""
@@ -221,13 +227,10 @@ class HotRows(Format):
         order = torch.arange(budget.rows, device=table.device)
         if use.counts is not None:
             order = use.counts.argsort(descending=True, stable=True)
-        places = order[: budgets[0].rows].sort().values
-        others = order[budgets[0].rows :].sort().values
-        found: dict[str, Tensor] = {"places": places}
-        made = []
-        for name, format, own, rows in (("hot", self.hot, budgets[0], places), ("rest", self.rest, budgets[1], others)):
+        places = [rows.sort().values for rows in order.split([own.rows for own in budgets])]
+        parts = []
+        for format, own, rows in zip((self.hot, self.rest), budgets, places, strict=True):
             counts = None if use.counts is None else use.counts[rows]
             fit = fitted(format, table[rows], own, Use(counts, use.moment))
-            found |= _prefixed(f"{name}_", fit.params)
-            made.append(fit.structure)
-        return Fit(self._of(budget, *made), found)
+            parts.append((fit.structure, fit.params))
+        return _joined(budget.rows, budget.cols, places[0], parts)

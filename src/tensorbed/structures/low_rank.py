@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar, Self
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from tensorbed.checks import require_positive
 from tensorbed.decompose.feedback import root_of_metric
 from tensorbed.decompose.truncate import Truncated, truncate
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
-from tensorbed.structures.formats import Budget, Fit, RankedFormat, Spelling, Use
+from tensorbed.structures.formats import Budget, Fit, RankedFormat, Use
 from tensorbed.structures.registry import register
 
 
@@ -32,13 +32,12 @@ class LowRankMatrix(Structure):
     row_tensor = "u"
 
     rank: int
+    chain: Chain = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_positive(self.rank, "rank")
-        # Worked out once: a lookup of one row has no time for it.
-        chain = Chain(self.rows, (self.rows, 1), (1, self.cols), (1, self.rank, 1))
-        object.__setattr__(self, "_chain", chain)
+        self.hold(chain=Chain(self.rows, (self.rows, 1), (1, self.cols), (1, self.rank, 1)))
 
     def tensors(self) -> tuple[TensorSpec, ...]:
         return (TensorSpec("u", (self.rows, self.rank)), TensorSpec("v", (self.cols, self.rank)))
@@ -56,10 +55,7 @@ class LowRankMatrix(Structure):
     def made_of(self, p: Params) -> ChainOfCores:
         """Two cores: each row a slice of the first, and one slice of the last that all share."""
         u, v = p["u"].reshape(self.rows, 1, 1, self.rank), p["v"].T.reshape(1, self.rank, self.cols, 1)
-        return ChainOfCores(self._chain, [u, v])
-
-    if TYPE_CHECKING:
-        _chain: ClassVar[Chain]
+        return ChainOfCores(self.chain, [u, v])
 
     def scorings(self) -> list[Scoring]:
         cost = Cost(multiply_adds=(self.rows + self.cols) * self.rank)
@@ -96,14 +92,11 @@ class LowRankMatrix(Structure):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class LowRank(RankedFormat):
+class LowRank(RankedFormat[LowRankMatrix]):
     """``tb.LowRank(rank=64)``, ``tb.LowRank(ratio=8)`` or, for fitting, ``tb.LowRank(rel_error=0.1)``."""
 
     squares_numbers = True
-
-    @classmethod
-    def spellings(cls) -> dict[str, Spelling]:
-        return {"lr": Spelling(cls, "low rank, which wants training after")}
+    spelling = ("lr", "low rank, which wants training after")
 
     @classmethod
     def candidates(cls, ratio: float) -> list[LowRank]:
@@ -120,10 +113,8 @@ class LowRank(RankedFormat):
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         """The best approximation of its rank, by singular values (Eckart and Young)."""
         bound = self.error_bound(table, budget, parts=2)
-        if bound is None:
-            found = truncate(table, rank=self._aim(budget), label="fitting low rank", orthonormal=False)
-        else:
-            found = truncate(table, bound=bound, label="fitting low rank", orthonormal=False)
+        aim = None if bound is not None else self.target(budget).rank
+        found = truncate(table, rank=aim, bound=bound, label="fitting low rank", orthonormal=False)
         return self._shared(found, budget)
 
     def fit_to_use(self, table: Tensor, budget: Budget, use: Use) -> Fit:
@@ -136,21 +127,12 @@ class LowRank(RankedFormat):
         weights = table.new_ones(budget.rows) if weights is None else weights
         rows = weights.to(wide).sqrt()[:, None]
         seen = None if use.moment is None else root_of_metric(use.moment)
-        found = truncate(
-            (table * rows) if seen is None else (table * rows) @ seen.to(wide),
-            rank=self._aim(budget),
-            label="fitting low rank",
-            orthonormal=False,
-        )
-        right = (
-            found.right if seen is None else torch.linalg.solve_triangular(seen, found.right, upper=False, left=False)
-        )
+        weighed = table * rows if seen is None else table * rows @ seen.to(wide)
+        found = truncate(weighed, rank=self.target(budget).rank, label="fitting low rank", orthonormal=False)
+        right = found.right
+        if seen is not None:
+            right = torch.linalg.solve_triangular(seen, right, upper=False, left=False)
         return self._shared(replace(found, left=found.left.div_(rows), right=right), budget)
-
-    def _aim(self, budget: Budget) -> int:
-        aim = self.target(budget)
-        assert isinstance(aim, LowRankMatrix)
-        return aim.rank
 
     def _shared(self, found: Truncated, budget: Budget) -> Fit:
         """The scale is shared between the two factors, so that both train at the same pace. In place, being large."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from tensorbed.backends import native
-from tensorbed.backends.native import coded
+from tensorbed.backends import coded, native
 from tensorbed.backends.scores import codes as code_scores
 from tensorbed.backends.scores.codes import LookupTables
 from tensorbed.backends.scores.scoring import Cost, Scoring
@@ -18,20 +17,10 @@ from tensorbed.checks import require_bool, require_number, require_positive
 from tensorbed.decompose.clusters import k_means
 from tensorbed.decompose.feedback import feedback
 from tensorbed.decompose.powers import far_exponent, shifted
-from tensorbed.dispatch import World, world_of
 from tensorbed.progress import track
+from tensorbed.shapes import divisors_of
 from tensorbed.structures.base import Params, Structure, TensorSpec, mean_row, with_rows
-from tensorbed.structures.formats import (
-    Budget,
-    Fit,
-    Format,
-    OutOfReachError,
-    Spelling,
-    Use,
-    largest_size,
-    some_rows,
-    written,
-)
+from tensorbed.structures.formats import Budget, Fit, Format, Use, largest, some_rows, written
 from tensorbed.structures.registry import register
 
 _WORDS = 256  # entries of a codebook: what a byte can name
@@ -62,11 +51,13 @@ class ProductQuantizedMatrix(Structure):
 
     parts: int
     rotated: bool = False
+    unrotated: Self | None = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.parts < 1 or self.cols % self.parts:
             raise ValueError(f"parts={self.parts} does not divide embedding_dim={self.cols}.")
+        self.hold(unrotated=replace(self, rotated=False) if self.rotated else None)
 
     def check_values(self, p: Params) -> None:
         most = int(p["codes"].amax())
@@ -92,20 +83,17 @@ class ProductQuantizedMatrix(Structure):
         return coded.Product(self.cols, p["codes"], p["codebooks"])
 
     def made_of(self, p: Params) -> coded.Product:
-        return replace(self.as_codes(p), rotation=p.get("rotation"))
+        return replace(self.as_codes(p), rotation=p["rotation"] if self.rotated else None)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return self._made(p, p["codes"])
 
     def _made(self, p: Params, codes: Tensor) -> Tensor:  # (n, parts) -> (n, cols)
-        rows = self._entries(p, codes)
-        return rows @ p["rotation"] if self.rotated else rows
-
-    def _entries(self, p: Params, codes: Tensor) -> Tensor:  # (n, parts) -> (n, cols)
-        """One lookup in all codebooks laid end to end."""
+        """One lookup in all codebooks laid end to end, then the rotation if there is one."""
         begin = torch.arange(self.parts, device=codes.device) * self.words
         flat = p["codebooks"].reshape(self.parts * self.words, -1)
-        return flat.index_select(0, (codes.long() + begin).reshape(-1)).reshape(codes.shape[0], self.cols)
+        rows = flat.index_select(0, (codes.long() + begin).reshape(-1)).reshape(codes.shape[0], self.cols)
+        return rows @ p["rotation"] if self.rotated else rows
 
     def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
         made = replace(self, rows=rows)
@@ -124,10 +112,10 @@ class ProductQuantizedMatrix(Structure):
         return self.cols * self.cols if self.rotated else self.cols
 
     def scorings(self) -> list[Scoring]:
-        tables = self._by_tables("tables", _GATHER)
-        summed = replace(self._by_tables("compiled tables", _COMPILED_GATHER), trains=False)
-        rows = self.by_rows(self.rows * self.cols)
-        return [rows, tables, *code_scores.scorings(self), *([summed] if native.available else [])]
+        ways = [self.by_rows(self.rows * self.cols), self._by_tables("tables", _GATHER), *code_scores.scorings(self)]
+        if native.available:
+            ways.append(replace(self._by_tables("compiled tables", _COMPILED_GATHER), trains=False))
+        return ways
 
     def _by_tables(self, name: str, gather: int) -> Scoring:
         adds = self.rows * self.parts * gather + self.words * self.row_multiply_adds
@@ -138,11 +126,7 @@ class ProductQuantizedMatrix(Structure):
 
     def block(self, p: Params, start: int, stop: int, impl: str) -> Tensor:  # -> (stop - start, cols)
         """Before the rotation."""
-        index = torch.arange(start, stop, device=p["codes"].device)
-        codes = self.as_codes(p)
-        if impl != "reference" and world_of(p["codes"]) is World.EAGER and codes.known():
-            return codes.kernel_rows(index)
-        return self._entries(p, p["codes"][start:stop])
+        return Structure.block(self if self.unrotated is None else self.unrotated, p, start, stop, impl)
 
     def coded_block(self, p: Params, start: int, stop: int) -> coded.Product:
         """The same for the compiled kernels."""
@@ -164,6 +148,7 @@ class ProductQuantized(Format):
     """
 
     squares_numbers = True
+    spelling = ("pq", "product quantisation")
 
     parts: int | None = None
     ratio: float | None = None
@@ -183,10 +168,6 @@ class ProductQuantized(Format):
         require_bool(self.rotate, "rotate")
 
     @classmethod
-    def spellings(cls) -> dict[str, Spelling]:
-        return {"pq": Spelling(cls, "product quantisation")}
-
-    @classmethod
     def candidates(cls, ratio: float) -> list[ProductQuantized]:
         return [cls(ratio=each) for each in (6, 7, 10, 14, 25, *([ratio] if ratio > 1 else []))]
 
@@ -195,20 +176,13 @@ class ProductQuantized(Format):
         return [cls(ratio=14)]
 
     def bind(self, budget: Budget) -> ProductQuantizedMatrix:
-        divisors = _divisors(budget.cols)
+        divisors = divisors_of(budget.cols)
 
         def bound(parts: int) -> ProductQuantizedMatrix:
             return ProductQuantizedMatrix(budget.rows, budget.cols, parts, self.rotate)
 
         if self.ratio is not None:
-            most = largest_size(divisors, bound, budget, self.ratio)
-            if most is None:
-                raise OutOfReachError(
-                    f"ratio={self.ratio:g} for ProductQuantized: with one byte a row this table of {budget.rows} x "
-                    f"{budget.cols} is {budget.ratio(bound(1)):.4g} times smaller, the most it can be; ask for at most "
-                    "that."
-                )
-            return bound(most)
+            return largest(self, divisors, bound, budget, self.ratio, "with one byte a row")
         parts = self.parts or next(m for m in divisors[::-1] if 2 * m <= budget.cols or m == 1)
         if budget.cols % parts:
             allowed = ", ".join(map(str, divisors))
@@ -233,36 +207,25 @@ class ProductQuantized(Format):
 
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         """K-means on every part; with a rotation, alternating with the best one for the codes (Procrustes)."""
-        return self._fit(table, budget, Use())
+        return self.fit_to_use(table, budget, Use())
 
     def fit_to_use(self, table: Tensor, budget: Budget, use: Use) -> Fit:
         """K-means with rows weighed and errors of one part made good in those after it; with a rotation, rows only."""
-        return self._fit(table, budget, Use(use.counts) if self.rotate else use)
-
-    def _fit(self, table: Tensor, budget: Budget, use: Use) -> Fit:
-        structure = self.bind(budget)
+        structure, use = self.bind(budget), Use(use.counts) if self.rotate else use
         table = table if table.dtype == torch.float64 else table.float()
         codes, books = _quantised(structure, table, self.sweeps, "quantising parts", use)
-        if not self.rotate:
-            return Fit(structure, {"codes": codes, "codebooks": books})
-        plain, rotation = (
-            replace(structure, rotated=False),
-            torch.eye(budget.cols, dtype=table.dtype, device=table.device),
-        )
-        for number in range(1, _ROUNDS + 1):
-            left, _, right = torch.linalg.svd(plain._made({"codebooks": books}, codes).T @ table)
+        found = {"codes": codes, "codebooks": books}
+        for number in range(1, _ROUNDS + 1 if self.rotate else 1):
+            left, _, right = torch.linalg.svd(replace(structure, rotated=False).full(found).T @ table)
             rotation = left @ right
             label = f"quantising parts, rotation {number} of {_ROUNDS}"
             codes, books = _quantised(structure, table @ rotation.T, self.sweeps, label, use)
-        return Fit(structure, {"codes": codes, "codebooks": books, "rotation": rotation})
+            found = {"codes": codes, "codebooks": books, "rotation": rotation}
+        return Fit(structure, found)
 
     def multiplied(self, params: Params) -> list[str]:
         """Codebooks alone: a rotation has no size."""
         return ["codebooks"]
-
-
-def _divisors(n: int) -> list[int]:
-    return [m for m in range(1, n + 1) if n % m == 0]
 
 
 def _shares(squares: Tensor, count: int) -> Tensor:  # (n,) -> (n,)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from tensorbed.backends.native import coded
+from tensorbed.backends import coded
 from tensorbed.backends.scores import codes as code_scores
 from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.checks import require_int, require_positive
@@ -46,6 +46,7 @@ class QuantizedRowsMatrix(Structure):
 
     bits: int
     group: int  # cols where there are none
+    specs: tuple[TensorSpec, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,23 +54,14 @@ class QuantizedRowsMatrix(Structure):
             raise ValueError(
                 f"bits={self.bits}, group={self.group}: bits are 4 or 8, a group 1 to {self.cols} columns."
             )
+        width, dtype = (self.cols, torch.int8) if self.bits == 8 else (-(-self.cols // 2), torch.uint8)
+        codes = TensorSpec("codes", (self.rows, width), dtype, trainable=False)
+        steps = TensorSpec("steps", (self.rows, -(-self.cols // self.group)), torch.int8, trainable=False)
+        scale = TensorSpec("scale", (self.rows, 1))
+        self.hold(specs=(codes, steps, scale) if self.group < self.cols else (codes, scale))
 
     def tensors(self) -> tuple[TensorSpec, ...]:
-        eight = self.bits == 8
-        codes = TensorSpec(
-            "codes",
-            (self.rows, self.cols if eight else -(-self.cols // 2)),
-            torch.int8 if eight else torch.uint8,
-            trainable=False,
-        )
-        scale = TensorSpec("scale", (self.rows, 1))
-        if self.group >= self.cols:
-            return codes, scale
-        return codes, TensorSpec("steps", (self.rows, self._groups), torch.int8, trainable=False), scale
-
-    @property
-    def _groups(self) -> int:
-        return -(-self.cols // self.group)
+        return self.specs
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         steps = p["steps"].index_select(0, index) if "steps" in p else None
@@ -108,7 +100,10 @@ class QuantizedRowsMatrix(Structure):
 
     def spread(self, steps: Tensor) -> Tensor:  # (n, groups) -> (n, cols)
         """For each column what its group has."""
-        return steps.repeat_interleave(self.group, 1)[:, : self.cols]
+        if self.cols % self.group == 0:
+            return steps.repeat_interleave(self.group, 1)
+        # Not the first columns of that, which graphs of Inductor read beyond its end.
+        return steps.index_select(1, torch.arange(self.cols, device=steps.device) // self.group)
 
     @property
     def reach(self) -> int:
@@ -180,14 +175,11 @@ class QuantizedRows(Format):
 
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         """Codes, steps and scales of least squared error, row by row."""
-        return self._fit(table, budget, None)
+        return self.fit_to_use(table, budget, Use())
 
     def fit_to_use(self, table: Tensor, budget: Budget, use: Use) -> Fit:
         """Columns rounded in turn, each error made good in those after it, as the vectors that rows meet see it."""
-        return self._fit(table, budget, None if use.moment is None else feedback(use.moment).float())
-
-    def _fit(self, table: Tensor, budget: Budget, feed: Tensor | None) -> Fit:
-        structure = self.bind(budget)
+        structure, feed = self.bind(budget), None if use.moment is None else feedback(use.moment).float()
 
         def fitted(rows: Tensor) -> dict[str, Tensor]:
             # In float32 squares of small and large numbers are lost: rows are brought to size 1.
@@ -209,10 +201,8 @@ def in_blocks(
 
     Written where they stay: results kept between blocks that come and go would hold the blocks' memory too.
     """
-    found = {
-        spec.name: torch.empty(spec.shape, dtype=spec.dtype or dtype, device=table.device)
-        for spec in structure.tensors()
-    }
+    empty = [torch.empty(s.shape, dtype=s.dtype or dtype, device=table.device) for s in structure.tensors()]
+    found = structure.named(empty)
     height = max(1, _BLOCK // structure.cols)
     for start in track(range(0, structure.rows, height), label):
         for name, part in coded(table[start : start + height]).items():

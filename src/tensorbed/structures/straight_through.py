@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from tensorbed.backends.native.coded import Quantized
+from tensorbed.backends.coded import Quantized
 from tensorbed.backends.scores import codes as code_scores
 from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.dispatch import working_dtype
-from tensorbed.structures.base import Params, Structure, TensorSpec, mean_row, with_rows
+from tensorbed.structures.base import Params, Structure
+from tensorbed.structures.dense import DenseMatrix
 from tensorbed.structures.formats import Budget, Fit, Format
 from tensorbed.structures.quantized_rows import STEPS, QuantizedRows, QuantizedRowsMatrix, in_blocks, packed
 from tensorbed.structures.registry import register
@@ -22,7 +22,7 @@ _BLOCK = 2**20  # numbers of the table quantised at once
 
 @register("straight_through")
 @dataclass(frozen=True)
-class StraightThroughMatrix(Structure):
+class StraightThroughMatrix(DenseMatrix):
     r"""Every number of the table, of which rows are read as :class:`QuantizedRowsMatrix` would keep them.
 
     The largest number of a group is its largest code, which takes no sum over the group: a row is read with the same
@@ -33,25 +33,15 @@ class StraightThroughMatrix(Structure):
     """
 
     fits_exactly = False
-    straight_through = True
     takes_half = True  # scales are read as they will be stored
-    row_tensor = "table"
 
     bits: int
     group: int  # cols where there are none
+    stored: QuantizedRowsMatrix = field(init=False, repr=False, compare=False)  # what it becomes
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Now, because graphs, which make no Python objects, cannot.
-        object.__setattr__(self, "_kept", QuantizedRowsMatrix(self.rows, self.cols, self.bits, self.group))
-
-    def tensors(self) -> tuple[TensorSpec, ...]:
-        return (TensorSpec("table", (self.rows, self.cols)),)
-
-    @property
-    def _stored(self) -> QuantizedRowsMatrix:
-        stored: QuantizedRowsMatrix = self._kept  # type: ignore[attr-defined]
-        return stored
+        self.hold(stored=QuantizedRowsMatrix(self.rows, self.cols, self.bits, self.group))
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         return self._read(p["table"].index_select(0, index))
@@ -62,11 +52,11 @@ class StraightThroughMatrix(Structure):
     def _read(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:  # (n, cols) -> (n, cols)
         """Rows as their codes say; in another dtype from the same codes, steps and scales."""
         codes, steps, scale = self._coded(rows)
-        return self._stored.made(codes, steps, scale.to(dtype or scale.dtype))
+        return self.stored.made(codes, steps, scale.to(dtype or scale.dtype))
 
     def _coded(self, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:  # -> (n, cols), (n, groups), (n, 1)
         """Codes, whole numbers as floats with the gradient of what was rounded to them, steps and scales."""
-        stored = self._stored
+        stored = self.stored
         wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
         steps, scale = self._steps(wide.detach())
         scale = scale.to(rows.dtype)
@@ -94,16 +84,13 @@ class StraightThroughMatrix(Structure):
         steps = (top / most * (STEPS - 1)).round().clamp_min(1) * sign
         return steps, most * (STEPS / (STEPS - 1))
 
-    def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
-        return replace(self, rows=rows), {"table": with_rows(p["table"], rows, mean_row(self, p))}
-
     @property
     def row_multiply_adds(self) -> int:
-        return self._stored.row_multiply_adds
+        return self.stored.row_multiply_adds
 
     def scorings(self) -> list[Scoring]:
         """At the counted cost of what is stored: the same one is taken there, and its sums have one order."""
-        return [*super().scorings(), *code_scores.scorings(self)]
+        return [*Structure.scorings(self), *code_scores.scorings(self)]
 
     def block(self, p: Params, start: int, stop: int, impl: str) -> Tensor:  # -> (stop - start, cols)
         rows = p["table"][start:stop]
@@ -113,7 +100,7 @@ class StraightThroughMatrix(Structure):
         """A block of rows for the compiled kernels."""
         rows = p["table"][start:stop]
         packed = self._packed(rows)
-        return self._stored.as_codes({**packed, "scale": packed["scale"].to(working_dtype(rows))})
+        return self.stored.as_codes({**packed, "scale": packed["scale"].to(working_dtype(rows))})
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         """A normal draw, rounded to what is read of it."""
@@ -128,7 +115,7 @@ class StraightThroughMatrix(Structure):
     def packed(self, p: Params) -> tuple[Structure, Params]:
         """What is stored once training is over, of equal rows: codes, steps and scales of the table as it is."""
         table = p["table"].detach()
-        return self._stored, in_blocks(self._stored, table, table.dtype, "packing rows", self._packed)
+        return self.stored, in_blocks(self.stored, table, table.dtype, "packing rows", self._packed)
 
     def _packed(self, rows: Tensor) -> dict[str, Tensor]:  # (n, cols)
         codes, steps, scale = self._coded(rows)
@@ -136,7 +123,7 @@ class StraightThroughMatrix(Structure):
         return found if steps is None else {**found, "steps": steps.to(torch.int8)}
 
     def describe(self) -> str:
-        return self._stored.describe()
+        return self.stored.describe()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from tensorbed.decompose.ring import improve, tr_svd
 from tensorbed.structures.chain import ChainFormat, ChainMatrix
-from tensorbed.structures.formats import Spelling
 from tensorbed.structures.registry import register
 
 
@@ -18,11 +16,8 @@ from tensorbed.structures.registry import register
 class TensorRingMatrix(ChainMatrix):
     """``R_0 = R_N > 1``: the chain is closed by a trace."""
 
+    closed = True
     fits_exactly = False  # alternating least squares may stop at a local optimum
-
-    @staticmethod
-    def shown_ranks(ranks: tuple[int, ...]) -> tuple[int, ...]:
-        return ranks[:-1]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -33,16 +28,7 @@ class TensorRing(ChainFormat):
     """
 
     structure = TensorRingMatrix
-
-    @classmethod
-    def spellings(cls) -> dict[str, Spelling]:
-        return {"tr": Spelling(cls, "tensor ring, which wants training after")}
-
-    def bonds(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        return (*ranks, ranks[0])
-
-    def given(self, order: int) -> int:
-        return order
+    spelling = ("tr", "tensor ring, which wants training after")
 
     def decompose(
         self, tensor: Tensor, ranks: tuple[int, ...] | None, bound: float | None, start: list[Tensor] | None

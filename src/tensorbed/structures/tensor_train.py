@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from tensorbed.decompose.train import tt_svd
 from tensorbed.structures.chain import ChainFormat, ChainMatrix
-from tensorbed.structures.formats import Spelling
 from tensorbed.structures.registry import register
 
 
@@ -22,9 +20,7 @@ class TensorTrainMatrix(ChainMatrix):
     none is larger (Theorem 1, which leaves that condition out; ``repr`` says where it is not met).
     """
 
-    @staticmethod
-    def shown_ranks(ranks: tuple[int, ...]) -> tuple[int, ...]:
-        return ranks[1:-1]
+    closed = False
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -35,10 +31,7 @@ class TensorTrain(ChainFormat):
     """
 
     structure = TensorTrainMatrix
-
-    @classmethod
-    def spellings(cls) -> dict[str, Spelling]:
-        return {"tt": Spelling(cls, "tensor train, which wants training after")}
+    spelling = ("tt", "tensor train, which wants training after")
 
     @classmethod
     def candidates(cls, ratio: float) -> list[TensorTrain]:
@@ -48,12 +41,6 @@ class TensorTrain(ChainFormat):
     def candidates_to_train(cls, ratio: float) -> list[TensorTrain]:
         """Of the ratio asked for, and smaller ones where some tables cannot be that small."""
         return [cls(ratio=each) for each in sorted({*(2**k for k in range(1, 13)), max(1.0, ratio)})]
-
-    def bonds(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        return (1, *ranks, 1)
-
-    def given(self, order: int) -> int:
-        return order - 1
 
     def decompose(
         self, tensor: Tensor, ranks: tuple[int, ...] | None, bound: float | None, start: list[Tensor] | None

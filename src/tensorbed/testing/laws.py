@@ -144,7 +144,7 @@ class StructureLaws(Conformance):
             replace(format, ratio=most * 1.01).bind(draw.budget)
 
     @staticmethod
-    def _sized(sample: Sample, **size: float) -> RankedFormat:
+    def _sized(sample: Sample, **size: float) -> RankedFormat[Any]:
         format = sample.format
         assert isinstance(format, RankedFormat)
         return replace(format, **{**dict.fromkeys(format.sizes), **size})  # type: ignore[arg-type]

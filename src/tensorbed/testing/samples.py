@@ -132,8 +132,8 @@ small = those(lambda s: s.is_small)
 ranked = those(lambda s: isinstance(s.format, RankedFormat))
 drawn = those(lambda s: s.structure.can_initialise)
 trained = those(lambda s: any(spec.trainable for spec in s.structure.tensors()))
-rounding = those(lambda s: s.structure.straight_through)
-smooth = those(lambda s: not s.structure.straight_through)  # differences of values would show a rounding's steps
+rounding = those(lambda s: hasattr(s.structure, "packed"))
+smooth = those(lambda s: not hasattr(s.structure, "packed"))  # differences of values would show a rounding's steps
 chains = those(lambda s: s.structure.making is ChainOfCores)  # which the compiled kernels pool
 
 

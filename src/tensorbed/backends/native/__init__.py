@@ -12,7 +12,6 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from abc import ABC, abstractmethod
 from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
@@ -20,7 +19,6 @@ from types import ModuleType
 
 # Before the kernels: torch brings the OpenMP that they then share, and with it one pool of threads.
 import torch
-from torch import Tensor
 
 TYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2}  # as the kernels number them
 MOST = 2**31 - 1  # indices of a batch, digits of a factor
@@ -29,26 +27,22 @@ NAME = "tensorbed._native"
 NOT_BUILT = "not built when tensorbed was installed"
 
 
-def _file(path: Path) -> Path:
-    """The extension that ``path`` names, itself or the folder that holds it."""
-    if path.is_file():
-        return path
-    if not path.is_dir():
-        raise ImportError("no such file or folder")
-    for suffix in EXTENSION_SUFFIXES:
-        if (path / f"_native{suffix}").is_file():
-            return path / f"_native{suffix}"
-    raise ImportError(f"no _native{EXTENSION_SUFFIXES[0]} in that folder")
-
-
 def _load_file(path: Path) -> ModuleType:
-    spec = spec_from_file_location(NAME, _file(path))
+    """The extension that ``path`` names, itself or the folder that holds it."""
+    if path.is_dir():
+        files = [file for suffix in EXTENSION_SUFFIXES if (file := path / f"_native{suffix}").is_file()]
+        if not files:
+            raise ImportError(f"no _native{EXTENSION_SUFFIXES[0]} in that folder")
+        path = files[0]
+    elif not path.is_file():
+        raise ImportError("no such file or folder")
+    spec = spec_from_file_location(NAME, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"not a Python extension, whose name ends in {' or '.join(EXTENSION_SUFFIXES)}")
-    found = module_from_spec(spec)
-    spec.loader.exec_module(found)
-    sys.modules[NAME] = found
-    return found
+    extension = module_from_spec(spec)
+    spec.loader.exec_module(extension)
+    sys.modules[NAME] = extension
+    return extension
 
 
 def load() -> tuple[ModuleType | None, str]:
@@ -66,18 +60,6 @@ def load() -> tuple[ModuleType | None, str]:
     # The loader's messages have more than one line at times.
     why = " ".join(why.split())
     return None, f"TENSORBED_NATIVE_PATH={path}: {why}" if path else why
-
-
-class KernelTable(ABC):
-    """What a table may be made of besides a chain of cores, of which the kernels make rows."""
-
-    @abstractmethod
-    def known(self) -> bool:
-        """Whether the kernels can compute with these tensors."""
-
-    @abstractmethod
-    def kernel_rows(self, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
-        """Rows, differentiable; ``IndexError`` for an index outside the table."""
 
 
 module, reason = load()

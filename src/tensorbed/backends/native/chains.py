@@ -7,7 +7,7 @@ The values of indices and offsets they check themselves, before anything is read
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from tensorbed.backends import native
 from tensorbed.backends.chain import Chain, ChainOfCores, Cores
-from tensorbed.backends.graphs import WORKS, graph_bags, graph_pooled, graph_rows
-from tensorbed.backends.native import MOST, TYPES, KernelTable
-from tensorbed.backends.pooling import pool_unique, with_padding
-from tensorbed.dispatch import Asked, World, differentiable_once, side_by_side
+from tensorbed.backends.graphs import ROWS, WORKS, graph_output
+from tensorbed.backends.native import MOST, TYPES
+from tensorbed.backends.pooling import pooled_or_padded
+from tensorbed.dispatch import Asked, Backend, World, differentiable_once
 from tensorbed.indexing import check_range
 
 if TYPE_CHECKING:
@@ -29,14 +29,7 @@ _CPU = torch.device("cpu")  # said of every tensor made here: the kernels write 
 
 
 class Table(NamedTuple):
-    """One table of a call, and what is asked of it.
-
-    Shape:
-        - ids: ``(n,)`` int64, any stride
-        - padding_row: ``(cols,)``, shown where an id is ``padding_idx``, ``None`` for zeros; bags leave it out
-        - bounds: ``(bags + 1,)`` int64, where each bag begins and the last one ends; ``None`` for a row an id
-        - weights: ``(n,)`` or ``None``
-    """
+    """One table of a call, and what is asked of it, as in :class:`Asked`; ids of any stride."""
 
     chain: Chain
     cores: Cores
@@ -63,10 +56,7 @@ def compute(tables: Sequence[Table], checked: bool = False) -> Tensor:  # -> (n 
     """What is asked of each table, side by side, in one call; differentiable in the cores and the weights.
 
     Every table has the same dtype and as many rows or bags to give. ``IndexError`` and ``ValueError`` come before
-    anything is computed.
-
-    Args:
-        checked: what the tensors are was looked at in this very call; the values of ids are checked anyway.
+    anything is computed, also where what the tensors are was ``checked`` before.
     """
     if tables[0].cores[0].dtype == torch.float16:
         return compute([_in_single(table) for table in tables]).half()
@@ -94,31 +84,33 @@ def _in_single(table: Table) -> Table:
 class Planned:
     """The planned tables of one call. ``tensors`` are the cores of all, then the weights of those that have any."""
 
-    shapes: list[torch.Size]
-    cols: list[int]
-    weighted: list[int | None]  # how many weights a table has
-    padding: list[Tensor | None]
-    batch: _native.Batch
-
     def __init__(self, tables: Sequence[Table], checked: bool = False) -> None:
         assert native.module is not None
         first = tables[0]
         self.dtype = first.cores[0].dtype
         self.rows = first.ids.shape[0] if first.bounds is None else first.bounds.shape[0] - 1
-        self.cols, self.weighted, self.padding, self.shapes = [], [], [], []
-        asked, read = [], []
+        self.cols: list[int] = []
+        self.weighted: list[int | None] = []  # how many weights a table has
+        self.padding: list[Tensor | None] = []
+        self.shapes: list[torch.Size] = []
+        asked, alive = [], []
         for table in tables:
-            known, weights, row = _known(table.chain), table.weights, table.padding_row
+            (handle, shapes, cols), ids, row = _known(table.chain), table.ids, table.padding_row
             if not checked:
-                _check(table, known, self.dtype, self.rows)
-            self.shapes += known.shapes
-            self.cols.append(known.cols)
+                _check(table, self.dtype, self.rows)
+            bounds = None if table.bounds is None else table.bounds.contiguous()
+            weights = None if table.weights is None else table.weights.detach().contiguous()
+            alive.append((bounds, weights))  # until they were planned with
+            self.shapes += shapes
+            self.cols.append(cols)
             self.weighted.append(None if weights is None else weights.shape[0])
             self.padding.append(None if row is None else row.contiguous())
-            request, memory = _asked(table, known.handle)
-            asked.append(request)
-            read.append(memory)
-        self.batch = native.module.Batch(TYPES[self.dtype], asked, torch.get_num_threads())
+            skip = -1 if table.padding_idx is None else table.padding_idx
+            bags = (0, -1) if bounds is None else (bounds.data_ptr(), bounds.shape[0] - 1)
+            pooling = (*bags, 0 if weights is None else weights.data_ptr(), table.mean)
+            where = (ids.data_ptr(), ids.shape[0], ids.stride(0), skip)
+            asked.append(native.module.Asked(handle, *where, *pooling))
+        self.batch: _native.Batch = native.module.Batch(TYPES[self.dtype], asked, torch.get_num_threads())
 
     def _check_again(self, tensors: Sequence[Tensor]) -> None:
         """The cores may have changed since they were planned with."""
@@ -149,7 +141,7 @@ class Planned:
             addresses,
             self._columns(out),
             [width] * len(self.cols),
-            list(map(_address, self.padding)),
+            [0 if row is None else row.data_ptr() for row in self.padding],
             keep,
             torch.get_num_threads(),
         )
@@ -174,20 +166,19 @@ class Planned:
             addresses,
             self._columns(grad),
             [grad.shape[1]] * len(self.cols),
-            [one.data_ptr() for one in made],
+            [gradient.data_ptr() for gradient in made],
             [0 if scale is None or not weights else scale.data_ptr() for scale in scales],
             torch.get_num_threads(),
         )
-        found = [scale.to(self.dtype) if weights else None for scale in scales if scale is not None]
-        return [*[one.to(self.dtype) for one in made], *found]
+        of_weights = [scale.to(self.dtype) if weights else None for scale in scales if scale is not None]
+        return [*[gradient.to(self.dtype) for gradient in made], *of_weights]
 
     def _columns(self, joined: Tensor) -> list[int]:
         """Where each table's columns begin in ``(rows, sum of cols)``."""
-        at, found = joined.data_ptr(), []
-        for cols in self.cols:
-            found.append(at)
-            at += cols * joined.element_size()
-        return found
+        columns = [joined.data_ptr()]
+        for cols in self.cols[:-1]:
+            columns.append(columns[-1] + cols * joined.element_size())
+        return columns
 
 
 class _Compute(torch.autograd.Function):
@@ -207,24 +198,18 @@ class _Compute(torch.autograd.Function):
         return None, None, *call.backward(tensors, grad, weights)
 
 
-class _Known(NamedTuple):
-    """What a chain's sizes say, worked out once: a call for one row has microseconds."""
-
-    handle: _native.Chain
-    shapes: tuple[torch.Size, ...]
-    cols: int
-
-
 @lru_cache(maxsize=4096)
-def _known(chain: Chain) -> _Known:
+def _known(chain: Chain) -> tuple[_native.Chain, tuple[torch.Size, ...], int]:
+    """Its handle, the shapes of its cores and its columns, worked out once: a call for one row has microseconds."""
     assert native.module is not None
     handle = native.module.Chain(chain.rows, list(chain.row_factors), list(chain.col_factors), list(chain.ranks))
-    return _Known(handle, tuple(torch.Size(chain.core_shape(k)) for k in range(chain.order)), chain.cols)
+    return handle, tuple(torch.Size(chain.core_shape(k)) for k in range(chain.order)), chain.cols
 
 
-def _check(table: Table, known: _Known, dtype: torch.dtype, rows: int) -> None:
+def _check(table: Table, dtype: torch.dtype, rows: int) -> None:
     """The kernels are given addresses and believe what they are told of them: nothing may be elsewhere, or smaller."""
-    cores, ids, bounds, weights, row = table.cores, table.ids, table.bounds, table.weights, table.padding_row
+    chain, cores, ids, _, row, bounds, weights, _ = table
+    _, shapes, cols = _known(chain)
     wrong = unready((*cores, weights, row), dtype)
     if wrong is not None:
         found = f"{type(wrong).__name__} of {str(wrong.dtype)[6:]} on {wrong.device}" + ", negated" * wrong.is_neg()
@@ -237,56 +222,28 @@ def _check(table: Table, known: _Known, dtype: torch.dtype, rows: int) -> None:
     for tensor in (ids, bounds):
         if tensor is not None and not (tensor.is_cpu and tensor.dtype == torch.int64):
             raise ValueError(f"ids and offsets must be int64 on the CPU, got {tensor.dtype} on {tensor.device}.")
-    if len(cores) != len(known.shapes):
-        raise ValueError(f"{len(cores)} cores for a chain of {len(known.shapes)}.")
-    for core, shape in zip(cores, known.shapes, strict=True):
+    if len(cores) != len(shapes):
+        raise ValueError(f"{len(cores)} cores for a chain of {len(shapes)}.")
+    for core, shape in zip(cores, shapes, strict=True):
         if core.shape != shape:
-            raise ValueError(f"a core has shape {tuple(core.shape)}; {table.chain} keeps it as {tuple(shape)}.")
+            raise ValueError(f"a core has shape {tuple(core.shape)}; {chain} keeps it as {tuple(shape)}.")
     given = ids.shape[0] if bounds is None else bounds.shape[0] - 1
     if given != rows:
         raise ValueError(f"a table gives {given} rows, the first one {rows}; all of a call give the same number.")
     if weights is not None and weights.shape != ids.shape:
         raise ValueError(f"weights of shape {tuple(weights.shape)} for {ids.shape[0]} ids: one for each.")
-    if row is not None and row.shape != (known.cols,):
-        raise ValueError(f"padding_row has shape {tuple(row.shape)}; a row has {known.cols} numbers.")
-
-
-def _address(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
-
-
-def _asked(table: Table, handle: _native.Chain) -> tuple[_native.Asked, object]:
-    """One table's request, and what must live until it was planned with."""
-    assert native.module is not None
-    ids, padding = table.ids, -1 if table.padding_idx is None else table.padding_idx
-    where = (handle, ids.data_ptr(), ids.shape[0], ids.stride(0), padding)
-    if table.bounds is None:
-        return native.module.Asked(*where, 0, -1, 0, False), ids
-    bounds = table.bounds.contiguous()
-    weights = None if table.weights is None else table.weights.detach().contiguous()
-    address = 0 if weights is None else weights.data_ptr()
-    asked: _native.Asked = native.module.Asked(*where, bounds.data_ptr(), bounds.shape[0] - 1, address, table.mean)
-    return asked, (ids, bounds, weights)
+    if row is not None and row.shape != (cols,):
+        raise ValueError(f"padding_row has shape {tuple(row.shape)}; a row has {cols} numbers.")
 
 
 class KernelRows:
     """Rows or bags of one table for a graph, whose backward makes the plan again.
 
-    Shape:
-        - index: ``(n,)``; those beyond the end of the last bag are checked and are in none
-        - weights: ``(n,)`` or ``None``
+    Indices beyond the end of the last bag are checked and are in none.
     """
 
-    def __init__(
-        self,
-        chain: Chain,
-        cores: Cores,
-        index: Tensor,
-        bounds: Tensor | None = None,
-        weights: Tensor | None = None,
-        mean: bool = False,
-        skip: int = -1,
-    ) -> None:
+    def __init__(self, chain: Chain, cores: Cores, index: Tensor, *pooling: Any) -> None:
+        bounds, weights, mean, skip = pooling or ROWS
         self.cols, self.weights, end = chain.cols, weights, index.shape[0]
         self.count = end
         if bounds is not None:
@@ -301,36 +258,32 @@ class KernelRows:
     def rows(self, cores: Cores) -> Tensor:
         if self.planned is None:  # no bag holds an index
             return cores[0].new_zeros(self.count, self.cols)
-        return self.planned.forward(_single(cores), keep=False).to(cores[0].dtype)
+        return self.planned.forward([core.to(self.planned.dtype) for core in cores], keep=False).to(cores[0].dtype)
 
     def gradients(self, cores: Cores, grad: Tensor) -> list[Tensor]:
         """Of the cores, then of the weights if there are any."""
         extra = [] if self.weights is None else [torch.zeros_like(self.weights)]
         if self.planned is None:
             return [torch.zeros_like(core, memory_format=torch.contiguous_format) for core in cores] + extra
-        made = self.planned.backward(_single(cores), grad.to(self.planned.dtype))
-        found = [one.to(cores[0].dtype) for one in made if one is not None]
+        wide = self.planned.backward([core.to(self.planned.dtype) for core in cores], grad.to(self.planned.dtype))
+        gradients = [gradient.to(cores[0].dtype) for gradient in wide if gradient is not None]
         if extra:
-            of_weights = found.pop()
+            of_weights = gradients.pop()
             extra[0][: of_weights.shape[0]] = of_weights
-        return found + extra
+        return gradients + extra
 
 
 WORKS["native"] = KernelRows
 
 
-def _single(cores: Cores) -> Cores:
-    return [core.float() for core in cores] if cores[0].dtype == torch.float16 else cores
-
-
-class Native:
+class Native(Backend):
     """The compiled kernels: chains of cores, and tables of codes."""
 
     name = "native"
     limits = "on the CPU, with plain tensors of one dtype, codes contiguous, and at most 2^31 - 1 indices"
 
     def knows(self, making: type | None, device: torch.device | None = None) -> bool:
-        known = making is ChainOfCores or (making is not None and issubclass(making, KernelTable))
+        known = making is ChainOfCores or hasattr(making, "kernel_rows")
         return native.available and known and (device is None or device.type == "cpu")
 
     def shares(self, making: type | None) -> bool:
@@ -353,41 +306,36 @@ class Native:
         on_cpu = all(tensor.device.type == "cpu" for tensor in (index, *made_of.cores))
         return on_cpu and all(core.dtype == dtype for core in made_of.cores)
 
-    def rows(self, asked: Sequence[Asked], world: World) -> Tensor:
-        if world is World.COMPILED:
-            return side_by_side([graph_rows(table, self.name) for table in asked])
-        if isinstance(asked[0].made_of, ChainOfCores):
-            # Of one table without a padding row everything was looked at to choose this backend.
-            return compute(list(map(_rows_of, asked)), checked=len(asked) == 1 and asked[0].padding_row is None)
-        return side_by_side([with_padding(table.made_of.kernel_rows(table.ids), table) for table in asked])
+    def compute(self, asked: Sequence[Asked], world: World) -> Tensor:
+        first = asked[0]
+        if world is World.EAGER and _pools(first):
+            # Of rows of one table without a padding row everything was looked at to choose this backend.
+            if len(asked) == 1 and first.padding_row is None and first.bounds is None:
+                return compute([_table(first)], checked=True)
+            return compute(list(map(_table, asked)))
+        return super().compute(asked, world)
 
-    def bags(self, asked: Sequence[Asked], world: World) -> Tensor:
-        # Sums of weighted rows, whose gradients are the same: what the kernels pool.
-        pooled = isinstance(asked[0].made_of, ChainOfCores) and asked[0].mode != "max" and not asked[0].by_frequency
+    def compute_table(self, asked: Asked, world: World) -> Tensor:
+        made_of = asked.made_of
         if world is World.COMPILED:
-            graph = graph_pooled if pooled else graph_bags
-            return side_by_side([graph(table, self.name) for table in asked])
-        if pooled:
-            return compute(list(map(_bags_of, asked)))
-        return side_by_side([pool_unique(partial(self._unique, table), table) for table in asked])
+            return graph_output(asked, self.name, pools=_pools(asked))
+        if isinstance(made_of, ChainOfCores):
+            return pooled_or_padded(lambda unique: compute([Table(*made_of, unique)]), asked)
+        return pooled_or_padded(made_of.kernel_rows, asked)
 
-    def _unique(self, asked: Asked, unique: Tensor) -> Tensor:
-        return self.rows([Asked(asked.table, asked.params, asked.made_of, unique)], World.EAGER)
+
+def _pools(asked: Asked) -> bool:
+    """Whether the kernels write what is asked: of a chain rows, or sums of weighted rows, whose gradients are too."""
+    return isinstance(asked.made_of, ChainOfCores) and asked.mode != "max" and not asked.by_frequency
 
 
 def _reads(index: Tensor) -> bool:
     return index.is_cpu and 0 < index.numel() <= MOST and not index.is_neg()
 
 
-def _rows_of(asked: Asked) -> Table:
-    chain, cores = asked.made_of
-    row = asked.padding_row
+def _table(asked: Asked) -> Table:
+    (chain, cores), row, weights = asked.made_of, asked.padding_row, asked.weights
     # In the dtype of the parameters, which mixed precision may have cast without it.
     row = None if row is None else row.resolve_neg().to(cores[0].dtype)
-    return Table(chain, cores, asked.ids, asked.padding_idx, row)
-
-
-def _bags_of(asked: Asked) -> Table:
-    chain, cores = asked.made_of
-    weights = None if asked.weights is None else asked.weights.resolve_neg()
-    return Table(chain, cores, asked.ids, asked.padding_idx, None, asked.bounds, weights, asked.mode == "mean")
+    weights = None if weights is None else weights.resolve_neg()
+    return Table(chain, cores, asked.ids, asked.padding_idx, row, asked.bounds, weights, asked.mode == "mean")

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from tensorbed.backends.chain import ChainOfCores
-from tensorbed.backends.pooling import pool_rows, pool_unique, scale_by_frequency, with_padding
-from tensorbed.dispatch import Asked, World, checked_indices, full_precision, side_by_side
+from tensorbed.backends.pooling import pool_rows, pool_unique, with_padding
+from tensorbed.dispatch import Asked, Backend, World, checked_indices, full_precision
 
 
-class Reference:
+class Reference(Backend):
     """The structure's own :meth:`take`, one row for each index. It takes everything."""
 
     name = "reference"
-    limits = "with everything"
 
     def knows(self, making: type | None, device: torch.device | None = None) -> bool:
         return True
@@ -30,28 +27,17 @@ class Reference:
     def takes(self, asked: Asked, world: World) -> bool:
         return True
 
-    def rows(self, asked: Sequence[Asked], world: World) -> Tensor:
-        return side_by_side([self._rows(table, world) for table in asked])
-
-    def bags(self, asked: Sequence[Asked], world: World) -> Tensor:
-        return side_by_side([self._bags(table, world) for table in asked])
-
-    def _rows(self, asked: Asked, world: World) -> Tensor:
+    def compute_table(self, asked: Asked, world: World) -> Tensor:
         index = checked_indices(asked.ids, asked.table.rows, world)
-        return with_padding(_made(asked, index, world), asked, index)
-
-    def _bags(self, asked: Asked, world: World) -> Tensor:
-        index = checked_indices(asked.ids, asked.table.rows, world)
+        if asked.bounds is None:
+            return with_padding(_rows(asked, index, world), asked, index)
         if _is_chosen(asked, world) and index.numel():
-            return pool_unique(lambda unique: _made(asked, unique, world), asked)
-        dtypes = [tensor.dtype for tensor in asked.params.values() if tensor.is_floating_point()]
+            return pool_unique(lambda unique: _rows(asked, unique, world), asked)
+        dtype = next(tensor.dtype for tensor in asked.params.values() if tensor.is_floating_point())
         if isinstance(asked.made_of, ChainOfCores):
             # In half precision bags are rounded once, as the kernels do it.
             asked = asked._replace(params=asked.table.widened(asked.params))
-        rows = _made(asked, index, world)
-        if asked.by_frequency:
-            rows = scale_by_frequency(rows, index, world)
-        return pool_rows(rows, asked, index).to(dtypes[0])
+        return pool_rows(_rows(asked, index, world), asked, index, world).to(dtype)
 
 
 def _is_chosen(asked: Asked, world: World) -> bool:
@@ -59,10 +45,8 @@ def _is_chosen(asked: Asked, world: World) -> bool:
     return asked.impl == "auto" and world is World.EAGER
 
 
-def _made(asked: Asked, index: Tensor, world: World) -> Tensor:  # (n,), in range -> (n, cols)
+def _rows(asked: Asked, index: Tensor, world: World) -> Tensor:  # (n,), in range -> (n, cols)
     with full_precision(index):
-        if asked.table.composed and _is_chosen(asked, world):
-            rows: Tensor = asked.table.lookup(asked.params, index, "auto")
-        else:
-            rows = asked.table.rows_of(asked.params, index)
+        by_parts = asked.table.composed and _is_chosen(asked, world)
+        rows: Tensor = (asked.table.rows_by_parts if by_parts else asked.table.rows_of)(asked.params, index)
         return rows

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tensorbed.backends import native
-from tensorbed.backends.native import coded
+from tensorbed.backends.coded import by_kernel
 from tensorbed.backends.scores.scoring import Cost, Scorable, Scores, Scoring, Vectors
 from tensorbed.dispatch import recording
 
@@ -36,7 +36,7 @@ class CodedScores(Scores):
         return super().turned(x).contiguous()
 
     def write(self, vectors: Vectors, out: Tensor) -> None:
-        if coded.scores(self.structure.coded_block(self.tensors, self.start, self.stop), vectors.data, out):
+        if by_kernel("scores", self.structure.coded_block(self.tensors, self.start, self.stop), vectors.data, out):
             return
         # Some rows at a time: this block is as high as one of which none is made.
         height = max(1, _ROWS // self.structure.cols)
@@ -64,7 +64,7 @@ class LookupTables(Scores):
 
     def write(self, vectors: Vectors, out: Tensor) -> None:
         block = self.structure.coded_block(self.tensors, self.start, self.stop)
-        if not coded.sums(block, vectors.data, out):
+        if not by_kernel("sums", block, vectors.data, out):
             out.copy_(self._summed(vectors.data))
 
     def backward(self, vectors: Vectors, grad: Tensor) -> None:

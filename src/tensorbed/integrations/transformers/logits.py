@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tensorbed.dispatch import differentiable_once, is_autocast, is_transformed, recording
+from tensorbed.dispatch import World, differentiable_once, is_autocast, recording, world_of
 from tensorbed.integrations.transformers.gradients import Watch, WatchedTensor
 from tensorbed.nn.head import Head
 
@@ -38,7 +38,8 @@ def loss_without_logits(model: nn.Module, on: bool = True) -> nn.Module:
 def _forward(head: Head, h: Tensor, *args: Any, **options: Any) -> Any:
     # Parameters that are none were put in place of the head's own for this call alone.
     own = all(isinstance(parameter, nn.Parameter) for parameter in head.parameters())
-    lazily = head.training and torch.is_grad_enabled() and own and not is_transformed() and not args and not options
+    followed = world_of(h) in (World.TRANSFORMED, World.RECORDED)
+    lazily = head.training and torch.is_grad_enabled() and own and not followed and not args and not options
     return _lazy_logits(head, h) if lazily else Head.forward(head, h, *args, **options)
 
 

@@ -1,4 +1,4 @@
-"""Rows kept as codes by the compiled kernels: made in one pass, and multiplied where they are made.
+"""Tables whose rows are kept as codes, which the compiled kernels read: rows are multiplied where they are made.
 
 Graphs and transforms take the plain path; so do devices and layouts that the kernels do not know. Gradients are
 computed in PyTorch. As in :mod:`tensorbed.backends.native.chains` the kernels are handed addresses, and what they rely
@@ -7,15 +7,15 @@ on is settled here.
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 from tensorbed.backends import native
-from tensorbed.backends.native import TYPES, KernelTable
+from tensorbed.backends.native import TYPES
 from tensorbed.backends.native.chains import unready
 from tensorbed.dispatch import differentiable_once, full_precision, working_dtype
 
@@ -24,13 +24,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Coded(KernelTable):
+class Coded(ABC):
     """A table whose rows are kept as codes.
 
     Shape:
         - codes: ``(rows, bytes)`` int8 or uint8
         - floats: the numbers that codes stand for shares or names of
     """
+
+    floats_by_row: ClassVar[bool]  # whether each row has its own
 
     cols: int
     codes: Tensor
@@ -41,36 +43,24 @@ class Coded(KernelTable):
         return self.codes.shape[0]
 
     @property
-    def constants(self) -> tuple[Tensor, ...]:
-        """All but the floats."""
-        return (self.codes,)
+    def constants(self) -> dict[str, Any]:
+        """All but the floats, by name."""
+        return {name: tensor for name in ("codes", "steps") if (tensor := getattr(self, name, None)) is not None}
 
-    def with_constants(self, codes: Tensor, *others: Tensor) -> Self:
-        """The same table of other :attr:`constants`."""
-        assert not others
-        return replace(self, codes=codes)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.floats, *self.constants
-
-    def having(self, floats: Tensor) -> Self:
-        return replace(self, floats=floats)
-
-    @abstractmethod
     def part(self, start: int, stop: int) -> Self:
         """A block of rows, by itself."""
+        held = {**self.constants, "floats": self.floats} if self.floats_by_row else self.constants
+        return replace(self, **{name: tensor[start:stop] for name, tensor in held.items()})
 
     def known(self) -> bool:
         """Whether the kernels can compute with these tensors, half precision in single."""
         dtype = self.floats.dtype
-        return (
-            native.available
-            and (dtype in TYPES or dtype == torch.float16)
-            and self.codes.element_size() == 1
-            and all(unready((t,), t.dtype) is None and t.is_contiguous() for t in self.tensors)
-            and self._fits()
-        )
+        if not native.available or (dtype not in TYPES and dtype != torch.float16) or self.codes.element_size() != 1:
+            return False
+        for tensor in (self.floats, *self.constants.values()):
+            if unready((tensor,), tensor.dtype) is not None or not tensor.is_contiguous():
+                return False
+        return self._fits()
 
     @abstractmethod
     def _fits(self) -> bool:
@@ -81,6 +71,7 @@ class Coded(KernelTable):
         """The same by addresses."""
 
     def kernel_rows(self, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        """Rows, differentiable; ``IndexError`` for an index outside the table."""
         if torch.is_grad_enabled() and self.floats.requires_grad:
             rows: Tensor = _Rows.apply(self, index, self.floats)  # type: ignore[no-untyped-call]
             return rows
@@ -100,16 +91,11 @@ class Quantized(Coded):
         - steps: ``(rows, ceil(cols / group))`` int8, or ``None``
     """
 
+    floats_by_row = True
+
     steps: Tensor | None
     group: int
     bits: int
-
-    @property
-    def constants(self) -> tuple[Tensor, ...]:
-        return (self.codes,) if self.steps is None else (self.codes, self.steps)
-
-    def with_constants(self, codes: Tensor, *others: Tensor) -> Self:
-        return replace(self, codes=codes, steps=others[0] if others else None)
 
     def _fits(self) -> bool:
         groups = (self.rows, -(-self.cols // self.group))
@@ -127,14 +113,9 @@ class Quantized(Coded):
         )
         return found
 
-    def part(self, start: int, stop: int) -> Self:
-        steps, at = self.steps, slice(start, stop)
-        block = replace(self, codes=self.codes[at], floats=self.floats[at])
-        return block if steps is None else replace(block, steps=steps[at])
-
     def gradient(self, index: Tensor, grad: Tensor) -> Tensor:
         wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
-        shares = _made(self.having(torch.ones_like(self.floats, dtype=wide.dtype)), index)
+        shares = _made(replace(self, floats=torch.ones_like(self.floats, dtype=wide.dtype)), index)
         each = (shares * wide).sum(1, keepdim=True)
         return torch.zeros_like(self.floats, dtype=wide.dtype).index_add_(0, index, each).to(self.floats.dtype)
 
@@ -147,6 +128,8 @@ class Product(Coded):
         - floats: ``(parts, words, cols / parts)``, the codebooks
         - rotation: ``(cols, cols)``, what rows are multiplied by, or ``None``
     """
+
+    floats_by_row = False
 
     rotation: Tensor | None = None
 
@@ -168,9 +151,6 @@ class Product(Coded):
         )
         return found
 
-    def part(self, start: int, stop: int) -> Self:
-        return replace(self, codes=self.codes[start:stop])
-
     def _fits(self) -> bool:
         parts, _, width = self.floats.shape
         return self.codes.shape[1] == parts and parts * width == self.cols
@@ -191,7 +171,7 @@ def _address(tensor: Tensor) -> int:
 
 def _made(coded: Coded, index: Tensor) -> Tensor:
     if coded.floats.dtype == torch.float16:
-        return _made(coded.having(coded.floats.float()), index).half()
+        return _made(replace(coded, floats=coded.floats.float()), index).half()
     index = index.contiguous()
     out = torch.empty(index.shape[0], coded.cols, dtype=coded.floats.dtype, device="cpu")
     kind, threads = TYPES[out.dtype], torch.get_num_threads()
@@ -202,46 +182,30 @@ def _made(coded: Coded, index: Tensor) -> Tensor:
 class _Rows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, coded: Coded, index: Tensor, floats: Tensor) -> Tensor:
-        ctx.coded = coded.having(floats.detach())
+        ctx.coded = replace(coded, floats=floats.detach())
         # All that backward reads again is saved by autograd, which notices when it is written to before.
-        ctx.save_for_backward(index, *coded.constants)
+        ctx.save_for_backward(index, *coded.constants.values())
         return _made(ctx.coded, index)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         index, *constants = ctx.saved_tensors
-        return None, None, ctx.coded.with_constants(*constants).gradient(index, grad)
+        coded = replace(ctx.coded, **dict(zip(ctx.coded.constants, constants, strict=True)))
+        return None, None, coded.gradient(index, grad)
 
 
-def sums(block: Coded, tables: Tensor, out: Tensor) -> bool:
-    """``out[i] = sum of tables[m * words + codes[i, m]]``, if the kernels can.
-
-    Shape:
-        - tables: ``(parts * words, n)``
-        - out: ``(rows, n)``
-    """
-    if not _can_score(block, tables, out):
-        return False
-    n, threads = out.shape[1], torch.get_num_threads()
-    block.handle().sums(TYPES[out.dtype], tables.data_ptr(), n, out.data_ptr(), threads)
-    return True
-
-
-def scores(block: Coded, x: Tensor, out: Tensor) -> bool:
-    """``out = rows @ x``, if the kernels can.
+def by_kernel(kernel: Literal["scores", "sums"], block: Coded, x: Tensor, out: Tensor) -> bool:
+    """Write ``rows @ x``, or of tables ``x`` the sum of the entries that each row's codes name, if the kernels can.
 
     Shape:
-        - x: ``(cols, n)``
+        - x: ``(cols, n)``, or tables ``(parts * words, n)``
         - out: ``(rows, n)``
     """
-    if not _can_score(block, x, out):
-        return False
-    n, threads = out.shape[1], torch.get_num_threads()
-    block.handle().scores(TYPES[out.dtype], x.data_ptr(), n, out.data_ptr(), threads)
-    return True
-
-
-def _can_score(coded: Coded, x: Tensor, out: Tensor) -> bool:
     ready = unready((x, out), out.dtype) is None and x.is_contiguous() and out.is_contiguous()
-    return ready and out.dtype in (torch.float32, torch.float64) and coded.floats.dtype == out.dtype and coded.known()
+    ready &= out.dtype in (torch.float32, torch.float64) and block.floats.dtype == out.dtype
+    if not ready or not block.known():
+        return False
+    write = getattr(block.handle(), kernel)
+    write(TYPES[out.dtype], x.data_ptr(), out.shape[1], out.data_ptr(), torch.get_num_threads())
+    return True
