@@ -277,7 +277,7 @@ def test_functional_refuses_other_tensors():
 
 
 def test_project_makes_a_block_of_rows_at_a_time(monkeypatch):
-    monkeypatch.setattr("tensorbed.backends.scores.rows._BLOCK", 40)
+    monkeypatch.setattr("tensorbed.backends.scores.scoring._BLOCK", 40)
     layer = tb.TTEmbedding(100, 16, 3)
     x = torch.randn(5, 16)
     made = functional.project(layer.structure, layer.params(), x)

@@ -86,7 +86,7 @@ class HotRowsMatrix(Structure):
         """
         in_hot = before.clamp_max(self.hot.rows - 1)
         is_hot = p["places"].index_select(0, in_hot) == index
-        return is_hot, in_hot, (index - before).clamp_max(self.rest.rows - 1)
+        return is_hot, in_hot, (index - before).clamp(0, self.rest.rows - 1)
 
     def rows_by_parts(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """By the kernels of both structures: all rows by the one that has most of them, then the other's in place."""
