@@ -1,6 +1,7 @@
 import errno
 import math
 import re
+import shutil
 from html import unescape
 from xml.etree import ElementTree
 
@@ -287,6 +288,14 @@ def test_the_command_writes_both_reports_or_says_what_the_lines_are(tmp_path):
     assert told.exit_code == 0
     assert "from 6 runs; 1 lines are no runs" in told.output.replace("\n", " ")
     assert {"sentiment.md", "sentiment.html"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_the_committed_report_is_what_the_committed_lines_say(tmp_path):
+    for name in ("sentiment.jsonl", "sentiment_search.jsonl"):
+        shutil.copy(records.RESULTS / name, tmp_path)
+    assert CliRunner().invoke(app, ["report", "--results", str(tmp_path)]).exit_code == 0
+    for name in ("sentiment.md", "sentiment.html"):
+        assert (tmp_path / name).read_bytes() == (records.RESULTS / name).read_bytes()
 
 
 def test_results_are_read_whoever_wrote_them(tmp_path):
