@@ -17,11 +17,11 @@ from rich.console import Console
 from rich.table import Table
 
 import tensorbed as tb
-from demo.corpus import Corpus, read_corpus
 from demo.display import Display, track_files
-from demo.model import EMBEDDING_STD, HEAD_STD, LanguageModel
-from demo.page import Results, Row, write_results
 from demo.training import LEARNING_RATE, WINDOW, Lanes, Run, Settings, train
+from experiments.tasks.source_code.corpus import Corpus, read_corpus
+from experiments.tasks.source_code.model import EMBEDDING_STD, HEAD_STD, LanguageModel
+from experiments.tasks.source_code.page import Results, Row, write_results
 from tensorbed.structures import Format
 
 FORMATS: dict[str, Format] = {

@@ -11,8 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from demo.corpus import Corpus
-from demo.model import LanguageModel, State
+from experiments.tasks.source_code.corpus import Corpus
+from experiments.tasks.source_code.model import LanguageModel, State
 
 WINDOW = 32  # tokens per lane and step, as far back as gradients go
 LEARNING_RATE = 0.01  # twice of it moved full tables by -3 % and a train by +2 % in 300 steps, about as a seed does

@@ -8,9 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from experiments.errors import ExperimentError, Stopped, unknown
-from experiments.processes import first_process
-from experiments.records import RESULTS
+from experiments.lab.errors import ExperimentError, Stopped, unknown
+from experiments.lab.processes import first_process
+from experiments.lab.records import RESULTS
 
 app = typer.Typer(help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
 OUT = Path("out/experiments")
@@ -51,8 +51,8 @@ def sentiment(
     tensorboard: Annotated[bool, typer.Option(help="write logs below --out")] = False,
 ) -> None:
     """Train one row of the sentiment tables and add a line to its results."""
-    from experiments.sentiment.run import run
-    from experiments.sentiment.train import How
+    from experiments.lab.run import run
+    from experiments.lab.training import How
 
     options: dict[str, Any] = {
         "dataset": dataset, "format": format, "rank": rank, "lr": lr, "std": std, "dropout": dropout, "epochs": epochs,
@@ -77,7 +77,7 @@ def sweep(
     smoke: Annotated[bool, typer.Option(help="tiny slices")] = False,
 ) -> None:
     """Run all rows that have no results yet; stopped and started again, it goes on."""
-    from experiments.sweep import Sweep
+    from experiments.lab.sweep import Sweep
 
     if task != "sentiment":
         raise unknown("task", task, ["sentiment"])
@@ -94,10 +94,10 @@ def report(
     results: Annotated[Path, typer.Option(help="folder with the result lines; the report is written there")] = RESULTS,
 ) -> None:
     """Turn the result lines into the paper's tables, as Markdown and as one page with plots."""
-    from experiments.files import write_whole
-    from experiments.records import read
-    from experiments.report import html, markdown, summarise
-    from experiments.sentiment import task
+    from experiments.lab.files import write_whole
+    from experiments.lab.records import read
+    from experiments.lab.report import html, markdown, summarise
+    from experiments.tasks.sentiment import task
 
     source = results / task.RESULTS_FILE
     everything = read(source)
@@ -123,7 +123,7 @@ def speed(
     data: Data = None,
 ) -> None:
     """Training speed of rows against the full table, in turns; tokens a second."""
-    from experiments.sentiment.speed import speeds
+    from experiments.lab.speed import speeds
 
     for found in speeds(dataset, rows.split(","), steps, data):
         figures = f"{found.per_second:>8,.0f} tokens/s  {found.per_processor_second:>8,.0f} a processor second"

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tensorbed as tb
-from demo.corpus import Corpus
 from demo.training import pace, windows
+from experiments.tasks.source_code.corpus import Corpus
 from tensorbed.structures import Format
 
 VOCABULARY = 8000

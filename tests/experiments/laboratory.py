@@ -25,8 +25,8 @@ def run(*arguments, before=(), **options):
 
 def try_point(folder, dataset, format, point, *scores):
     """Lines of one point of the grid as a search leaves them, one for each seed; a score alone is that of all."""
-    from experiments.records import append
-    from experiments.sentiment import task
+    from experiments.lab.records import append
+    from experiments.tasks.sentiment import task
 
     of_all = range(task.SEARCH_SEEDS[dataset])
     for seed, score in zip(of_all, scores * len(of_all) if len(scores) == 1 else scores, strict=False):
@@ -35,8 +35,8 @@ def try_point(folder, dataset, format, point, *scores):
 
 def tried_line(dataset, format, lr, std, score, seed=0):
     """The line of one point of the grid with one seed."""
-    from experiments.sentiment import task
-    from experiments.settings import configured
+    from experiments.lab.settings import configured
+    from experiments.tasks.sentiment import task
 
     options = {**task.SEARCH_OPTIONS[dataset], "lr": lr, "std": std, "seed": seed}
     settings = task.tried(configured(task.CONFIGS, f"{dataset}-{task.SEARCHED_ROWS[dataset][format]}", options))

@@ -10,11 +10,11 @@ import torch
 
 pytest.importorskip("accelerate")
 
-from experiments.batches import Batch, EqualLengthBatches, by_length
-from experiments.errors import ExperimentError
-from experiments.sentiment.data import choose_words, load, tokenize
-from experiments.sentiment.trees import parse
-from experiments.settings import Settings
+from experiments.lab.batches import Batch, EqualLengthBatches, by_length
+from experiments.lab.errors import ExperimentError
+from experiments.lab.settings import Settings
+from experiments.tasks.sentiment.data import choose_words, load, tokenize
+from experiments.tasks.sentiment.trees import parse
 
 SST = Settings("sst5", "tiny", vocabulary=20)
 IMDB = Settings("imdb", "tiny", vocabulary=20)

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 import tensorbed
-from experiments.errors import ExperimentError
-from experiments.processes import accelerator_of
-from experiments.sentiment import train as training
-from experiments.sentiment.speed import speeds
-from experiments.watching import Watch
+from experiments.lab.errors import ExperimentError
+from experiments.lab.processes import accelerator_of
+from experiments.lab.speed import speeds
+from experiments.lab.watching import Watch
+from experiments.tasks.sentiment import train as training
 
 SOURCE = Path(__file__).parents[2] / "experiments"
 FILES = sorted(SOURCE.rglob("*.py"))

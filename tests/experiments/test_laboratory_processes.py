@@ -11,9 +11,9 @@ from laboratory import ENVIRONMENT, PATIENCE, ROOT, command, losses, results, ru
 
 pytest.importorskip("accelerate")
 
-from experiments.sentiment import task
-from experiments.sentiment.train import How, train
-from experiments.settings import configured
+from experiments.lab.settings import configured
+from experiments.lab.training import How, train
+from experiments.tasks.sentiment import task
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 

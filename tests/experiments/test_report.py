@@ -14,16 +14,16 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
-from experiments import records
 from experiments.__main__ import app
-from experiments.errors import ExperimentError
-from experiments.records import append, read
-from experiments.report import html, markdown, summarise
-from experiments.report.plots import draw_curve
-from experiments.report.sentences import findings, findings_beside, how_to_read, pace, row_names
-from experiments.report.tables import notes
-from experiments.sentiment import task
-from experiments.settings import configured
+from experiments.lab import records
+from experiments.lab.errors import ExperimentError
+from experiments.lab.records import append, read
+from experiments.lab.report import html, markdown, summarise
+from experiments.lab.report.plots import draw_curve
+from experiments.lab.report.sentences import findings, findings_beside, how_to_read, pace, row_names
+from experiments.lab.report.tables import notes
+from experiments.lab.settings import configured
+from experiments.tasks.sentiment import task
 from pages import unbroken
 
 

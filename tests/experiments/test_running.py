@@ -7,11 +7,11 @@ from laboratory import losses, results, try_point
 
 pytest.importorskip("accelerate")
 
-from experiments.checkpoints import NAME
-from experiments.errors import Diverged, ExperimentError
-from experiments.sentiment import task
-from experiments.sentiment.run import run
-from experiments.sentiment.train import How, Training
+from experiments.lab.checkpoints import NAME
+from experiments.lab.errors import Diverged, ExperimentError
+from experiments.lab.run import run
+from experiments.lab.training import How, Training
+from experiments.tasks.sentiment import task
 
 
 @pytest.fixture

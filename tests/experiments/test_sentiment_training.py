@@ -9,15 +9,15 @@ from laboratory import losses
 
 pytest.importorskip("accelerate")
 
-from experiments import files
-from experiments.checkpoints import CONTENT, Checkpoints
-from experiments.errors import Diverged, ExperimentError
-from experiments.records import about
-from experiments.sentiment import task
-from experiments.sentiment.data import load
-from experiments.sentiment.model import Classifier
-from experiments.sentiment.train import How, Training, train
-from experiments.settings import configured
+from experiments.lab import files
+from experiments.lab.checkpoints import CONTENT, Checkpoints
+from experiments.lab.errors import Diverged, ExperimentError
+from experiments.lab.records import about
+from experiments.lab.settings import configured
+from experiments.lab.training import How, Training, train
+from experiments.tasks.sentiment import task
+from experiments.tasks.sentiment.data import load
+from experiments.tasks.sentiment.model import Classifier
 
 FIELDS = """
     task dataset row seed format shape ranks table_parameters total_parameters ratio val_accuracy test_accuracy
@@ -130,7 +130,7 @@ def test_time_and_commits_of_all_starts_are_kept(settings, how, monkeypatch):
     killed(monkeypatch, 5, settings(), how(checkpoint_steps=1))
     saved = Checkpoints(settings().folder(how().out), settings().as_record()).read()["state"]
     assert 0 < saved["seconds"] <= saved["total"]
-    monkeypatch.setattr("experiments.records.commit", lambda: "another")
+    monkeypatch.setattr("experiments.lab.records.commit", lambda: "another")
     record = train(settings(), how(resume=True))
     assert record["seconds"] > record["train_seconds"] > saved["seconds"]
     assert record["commits"] == [saved["commits"][0], "another"]

@@ -7,11 +7,11 @@ from laboratory import tried_line, try_point
 pytest.importorskip("accelerate")
 
 import tensorbed as tb
-from experiments.errors import ExperimentError
-from experiments.records import append, read
-from experiments.sentiment import task
-from experiments.sentiment.train import How, train
-from experiments.settings import configured, recorded, row_names
+from experiments.lab.errors import ExperimentError
+from experiments.lab.records import append, read
+from experiments.lab.settings import configured, recorded, row_names
+from experiments.lab.training import How, train
+from experiments.tasks.sentiment import task
 
 # The paper's ratios, over the real vocabulary, cut or rounded to whole numbers; low rank: (I + J) R numbers.
 RATIOS = {

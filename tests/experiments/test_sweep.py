@@ -11,11 +11,11 @@ from rich.console import Console
 
 pytest.importorskip("accelerate")
 
-from experiments import sweep as sweep_module
-from experiments.errors import Stopped
-from experiments.records import append
-from experiments.sentiment import task
-from experiments.sweep import Sweep, stages
+from experiments.lab import sweep as sweep_module
+from experiments.lab.errors import Stopped
+from experiments.lab.records import append
+from experiments.lab.sweep import Sweep, stages
+from experiments.tasks.sentiment import task
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from experiments.batches import Batch, by_length
-from experiments.errors import ExperimentError, unknown
-from experiments.files import gzip_lines
-from experiments.sentiment.model import FIRST_WORD, PAD, UNKNOWN
-from experiments.sentiment.trees import parse
-from experiments.settings import Settings
+from experiments.lab.batches import Batch, by_length
+from experiments.lab.errors import ExperimentError, unknown
+from experiments.lab.files import gzip_lines
+from experiments.lab.settings import Settings
+from experiments.tasks.sentiment.model import FIRST_WORD, PAD, UNKNOWN
+from experiments.tasks.sentiment.trees import parse
 
 CLASSES = {"sst5": 5, "imdb": 2}
 SPLITS = ("train", "validation", "test")

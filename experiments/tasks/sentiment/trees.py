@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from experiments.errors import ExperimentError
+from experiments.lab.errors import ExperimentError
 
 _SIGN = re.compile(r"[()]|[^\s()]+")
 LABELS = ("0", "1", "2", "3", "4")

@@ -9,11 +9,11 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
-from experiments.errors import ExperimentError
-from experiments.sentiment.data import load
-from experiments.sentiment.task import CONFIGS
-from experiments.sentiment.train import How, Training
-from experiments.settings import configured
+from experiments.lab.errors import ExperimentError
+from experiments.lab.settings import configured
+from experiments.lab.training import How, Training
+from experiments.tasks.sentiment.data import load
+from experiments.tasks.sentiment.task import CONFIGS
 
 
 @dataclass(frozen=True)

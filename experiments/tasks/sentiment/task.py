@@ -9,10 +9,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from experiments.errors import unknown
-from experiments.records import read
-from experiments.settings import Settings, configured, recorded
-from experiments.settings import smoke as tiny
+from experiments.lab.errors import unknown
+from experiments.lab.records import read
+from experiments.lab.settings import Settings, configured, recorded
+from experiments.lab.settings import smoke as tiny
 
 PAPER = Path(__file__).parent / "paper.toml"
 CONFIGS = Path(__file__).parent / "configs"

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.checkpoints import Checkpoints
-from experiments.errors import Diverged, ExperimentError
-from experiments.files import alone, writable_folder
-from experiments.processes import first_process
-from experiments.records import RESULTS, about, append
-from experiments.sentiment import task
-from experiments.sentiment.train import How, named, train
-from experiments.settings import Settings
+from experiments.lab.checkpoints import Checkpoints
+from experiments.lab.errors import Diverged, ExperimentError
+from experiments.lab.files import alone, writable_folder
+from experiments.lab.processes import first_process
+from experiments.lab.records import RESULTS, about, append
+from experiments.lab.settings import Settings
+from experiments.lab.training import How, named, train
+from experiments.tasks.sentiment import task
 
 
 def run(

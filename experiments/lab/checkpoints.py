@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from experiments.errors import ExperimentError
-from experiments.files import write_whole
+from experiments.lab.errors import ExperimentError
+from experiments.lab.files import write_whole
 
 NAME = "checkpoint.pt"
 CONTENT = ("model", "optimizer", "scheduler", "random", "state", "best", "data")

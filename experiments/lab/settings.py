@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import tensorbed as tb
-from experiments.errors import ExperimentError, unknown
-from experiments.files import text_of
+from experiments.lab.errors import ExperimentError, unknown
+from experiments.lab.files import text_of
 
 # Names of formats on the command line and in TOML files; the first is the one that is written into results.
 FORMATS = {

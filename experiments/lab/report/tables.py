@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from experiments.report.sentences import findings, findings_beside, overheads, row_names, searched, written_std
-from experiments.report.summary import LABELS, TITLES, Entry, Summary
+from experiments.lab.report.sentences import findings, findings_beside, overheads, row_names, searched, written_std
+from experiments.lab.report.summary import LABELS, TITLES, Entry, Summary
 from pages import unbroken
 
 LEAD = (

@@ -11,7 +11,7 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from experiments.errors import ExperimentError
+from experiments.lab.errors import ExperimentError
 
 
 class Watch:

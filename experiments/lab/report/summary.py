@@ -10,8 +10,8 @@ from pathlib import Path
 from statistics import fmean, median, stdev
 from typing import Any
 
-from experiments.errors import ExperimentError
-from experiments.settings import read_toml
+from experiments.lab.errors import ExperimentError
+from experiments.lab.settings import read_toml
 
 TITLES = {"sst5": "SST-5", "imdb": "IMDB"}
 LABELS = {"full": "full", "low_rank": "low rank", "tensor_train": "tensor train", "tensor_ring": "tensor ring"}

@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from experiments.report.summary import LABELS, Entry
+from experiments.lab.report.summary import LABELS, Entry
 from pages import COLOURS, MARKERS, PLAIN, SIZE, STYLE, svg
 
 COLOUR = dict(zip(LABELS, COLOURS, strict=True))

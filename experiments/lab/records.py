@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from experiments.errors import ExperimentError
-from experiments.files import text_of
+from experiments.lab.errors import ExperimentError
+from experiments.lab.files import text_of
 from provenance import ROOT, commit, processor, versions
 
 RESULTS = ROOT / "docs" / "results"

@@ -18,12 +18,12 @@ from typing import Any
 
 from rich.console import Console
 
-from experiments.errors import Stopped
-from experiments.files import writable_folder
-from experiments.records import read
-from experiments.sentiment import task
-from experiments.sentiment.data import check_folder
-from experiments.settings import Settings, recorded
+from experiments.lab.errors import Stopped
+from experiments.lab.files import writable_folder
+from experiments.lab.records import read
+from experiments.lab.settings import Settings, recorded
+from experiments.tasks.sentiment import task
+from experiments.tasks.sentiment.data import check_folder
 from provenance import ROOT
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from statistics import fmean, median
 
-from experiments.report.summary import LABELS, TITLES, Entry, Summary, base
+from experiments.lab.report.summary import LABELS, TITLES, Entry, Summary, base
 
 PLURALS = {"low_rank": "low-rank tables", "tensor_train": "tensor trains", "tensor_ring": "tensor rings"}
 

@@ -7,8 +7,8 @@ from html import escape
 from itertools import repeat
 from pathlib import Path
 
-from experiments.report.plots import COLOUR, curve_picture, ratio_picture
-from experiments.report.sentences import (
+from experiments.lab.report.plots import COLOUR, curve_picture, ratio_picture
+from experiments.lab.report.sentences import (
     counted,
     findings,
     findings_beside,
@@ -18,8 +18,8 @@ from experiments.report.sentences import (
     row_names,
     searched,
 )
-from experiments.report.summary import LABELS, TITLES, Entry, Summary
-from experiments.report.tables import LEAD, WORDS, entry_rows, notes, search_rows
+from experiments.lab.report.summary import LABELS, TITLES, Entry, Summary
+from experiments.lab.report.tables import LEAD, WORDS, entry_rows, notes, search_rows
 from pages import page
 
 CONTENT = Path(__file__).with_name("page.html")

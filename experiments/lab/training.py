@@ -15,17 +15,17 @@ from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from experiments.batches import Batch, EqualLengthBatches
-from experiments.checkpoints import Checkpoints
-from experiments.errors import Diverged, ExperimentError, Stopped
-from experiments.interrupts import Interrupts
-from experiments.processes import accelerator_of, random_state, set_random_state
-from experiments.records import about, peak_memory
-from experiments.sentiment.data import Data, load
-from experiments.sentiment.model import Classifier
-from experiments.settings import Settings
-from experiments.sharding import load_whole_model, load_whole_optimizer, shard, whole_model, whole_optimizer
-from experiments.watching import Watch
+from experiments.lab.batches import Batch, EqualLengthBatches
+from experiments.lab.checkpoints import Checkpoints
+from experiments.lab.errors import Diverged, ExperimentError, Stopped
+from experiments.lab.interrupts import Interrupts
+from experiments.lab.processes import accelerator_of, random_state, set_random_state
+from experiments.lab.records import about, peak_memory
+from experiments.lab.settings import Settings
+from experiments.lab.sharding import load_whole_model, load_whole_optimizer, shard, whole_model, whole_optimizer
+from experiments.lab.watching import Watch
+from experiments.tasks.sentiment.data import Data, load
+from experiments.tasks.sentiment.model import Classifier
 
 EVALUATION_BATCH = 256
 

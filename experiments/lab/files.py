@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from experiments.errors import ExperimentError
+from experiments.lab.errors import ExperimentError
 
 
 def gzip_lines(path: Path) -> Iterator[tuple[int, str]]:

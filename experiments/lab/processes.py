@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from experiments.errors import ExperimentError
+from experiments.lab.errors import ExperimentError
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -14,13 +14,13 @@ from rich.console import Console
 from torch import nn
 
 import demo.__main__
-import demo.model
+import experiments.tasks.source_code.model
 import tensorbed as tb
 from demo.__main__ import FORMATS, main, run_all, written
-from demo.corpus import UNKNOWN, Corpus, choose_words, read_corpus, source_files, tokenize
-from demo.model import LanguageModel
-from demo.page import Row, seen
 from demo.training import Lanes, Run, Settings, pace, perplexity, take_step, train, windows
+from experiments.tasks.source_code.corpus import UNKNOWN, Corpus, choose_words, read_corpus, source_files, tokenize
+from experiments.tasks.source_code.model import LanguageModel
+from experiments.tasks.source_code.page import Row, seen
 from tensorbed.structures.dense import DenseMatrix
 
 SOURCE = '''def area(width, height=1):
@@ -156,7 +156,10 @@ def test_models_differ_in_the_tables_only(corpus):
 def test_both_ends_have_the_format_and_are_born_with_their_spread(format, corpus):
     model = LanguageModel(corpus.log_frequencies(), 8, format, seed=3)
     assert model.embedding.structure == model.head.structure == tb.Embedding(len(corpus.words), 8, format).structure
-    for end, std in ((model.embedding, demo.model.EMBEDDING_STD), (model.head, demo.model.HEAD_STD)):
+    for end, std in (
+        (model.embedding, experiments.tasks.source_code.model.EMBEDDING_STD),
+        (model.head, experiments.tasks.source_code.model.HEAD_STD),
+    ):
         assert end.weight.square().mean().sqrt().item() == pytest.approx(std, rel=1e-3)
 
 

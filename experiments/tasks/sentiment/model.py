@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 import tensorbed as tb
-from experiments.settings import Settings
+from experiments.lab.settings import Settings
 
 PAD, UNKNOWN, FIRST_WORD = 0, 1, 2
 
