@@ -1,15 +1,16 @@
-"""Batches of texts of exactly equal length: nothing is padded, nothing is packed.
+"""Batches of rows, and the two kinds of sources they come from: epochs over a set, and windows along a stream.
 
-Texts are grouped by their number of tokens, each group is shuffled and cut into batches, and the batches are shuffled.
-The last batch of a length may be smaller; a loss is the sum over its texts divided by the full batch size, so that
-every text has the same weight in an epoch.
+A source tells after which steps of a run validations are due (``ends``), and gives the batches from any step on, in an
+order that depends on the seed alone. One whose place is more than the number of steps may have ``state_dict`` and
+``load_state_dict`` as well: what they tell is kept in checkpoints.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,61 +18,115 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Batch:
-    """Some texts of one length, or all of them. A weight is 1, or 0 for a text that only stands in."""
+    """Tensors whose first dimension is that of the batch. Its weight is 1, or 0 where it only stands in."""
 
-    tokens: Tensor  # (texts, length)
-    labels: Tensor  # (texts,)
-    weights: Tensor  # (texts,)
+    tensors: Mapping[str, Tensor]  # (rows, ...)
+    weight: float = 1.0
 
-    @classmethod
-    def of(cls, tokens: Tensor, labels: Tensor) -> Batch:
-        """Texts that all count."""
-        return cls(tokens, labels, torch.ones(len(labels)))
+    def __getitem__(self, name: str) -> Tensor:
+        return self.tensors[name]
 
-    def rows(self, rows: Tensor) -> Batch:
-        """Some of the texts."""
-        return Batch(self.tokens[rows], self.labels[rows], self.weights[rows])
+    @property
+    def rows(self) -> int:
+        """Of every tensor."""
+        return len(next(iter(self.tensors.values())))
+
+    @property
+    def numbers(self) -> int:
+        """Of the first tensor: tokens, mostly."""
+        return next(iter(self.tensors.values())).numel()
+
+    def take(self, rows: Tensor | slice) -> Batch:
+        """Some of the rows."""
+        return Batch({name: tensor[rows] for name, tensor in self.tensors.items()}, self.weight)
 
     def part(self, index: int, parts: int) -> Batch:
-        """Every ``parts``-th text from ``index`` on; where there is none left, the first one stands in."""
-        if index < len(self.labels):
-            return Batch(self.tokens[index::parts], self.labels[index::parts], self.weights[index::parts])
-        return Batch(self.tokens[:1], self.labels[:1], torch.zeros(1))  # every process takes part in every step
+        """Every ``parts``-th row from ``index`` on; where there is none left, the first one stands in."""
+        if index < self.rows:
+            return self.take(slice(index, None, parts))
+        return Batch(self.take(slice(1)).tensors, 0.0)  # every process takes part in every step
+
+    def to(self, device: torch.device) -> Batch:
+        """The same elsewhere."""
+        return Batch({name: tensor.to(device) for name, tensor in self.tensors.items()}, self.weight)
+
+
+class Source(Protocol):
+    """Where the batches of a run come from."""
+
+    @property
+    def ends(self) -> Sequence[int]:
+        """Steps, counted from the beginning, after which to validate; the last one is the end."""
+
+    def batches(self, start: int) -> Iterator[Batch]:
+        """Those of the steps from ``start`` on, to the end."""
 
 
 def by_length(texts: Sequence[Sequence[int]], labels: Sequence[int]) -> tuple[Batch, ...]:
-    """Groups of equal length, shortest first."""
+    """Labelled texts in groups of exactly equal length, shortest first: nothing is padded, nothing is packed."""
     members = defaultdict(list)
     for number, text in enumerate(texts):
         members[len(text)].append(number)
     return tuple(
-        Batch.of(
-            torch.tensor([list(texts[k]) for k in members[length]]), torch.tensor([labels[k] for k in members[length]])
-        )
-        for length in sorted(members)
+        Batch({"tokens": torch.tensor([list(texts[k]) for k in of]), "labels": torch.tensor([labels[k] for k in of])})
+        for _, of in sorted(members.items())
     )
 
 
-class EqualLengthBatches:
-    """The batches of a set of texts in an order that depends on the seed and the epoch alone."""
+class Epochs:
+    """Groups of rows, of which each is shuffled and cut into batches; the batches are shuffled.
 
-    def __init__(self, groups: Sequence[Batch], size: int, seed: int | None = None) -> None:
+    The last batch of a group may be smaller. Without a seed all stays in the order it lies in.
+    """
+
+    def __init__(self, groups: Sequence[Batch], size: int, seed: int | None = None, epochs: int = 1) -> None:
         self.groups, self.size, self.seed = tuple(groups), size, seed
-        self.texts = sum(len(group.labels) for group in self.groups)
+        self.ends = tuple(len(self) * (epoch + 1) for epoch in range(epochs))
 
     def __len__(self) -> int:
-        return sum(-(-len(group.labels) // self.size) for group in self.groups)
+        """Batches of an epoch."""
+        return sum(-(-group.rows // self.size) for group in self.groups)
+
+    def batches(self, start: int = 0) -> Iterator[Batch]:
+        """From a step on, to the end of the last epoch."""
+        for epoch in range(start // len(self), len(self.ends)):
+            yield from self.epoch(epoch, max(0, start - epoch * len(self)))
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from number ``start`` on; without a seed in the order they lie in."""
+        """The batches of an epoch from number ``start`` on."""
         plan = []
         draw = torch.Generator().manual_seed(0 if self.seed is None else 1_000_003 * self.seed + epoch)
         for group in self.groups:
-            order = torch.arange(len(group.labels))
+            order = torch.arange(group.rows)
             if self.seed is not None:
                 order = order[torch.randperm(len(order), generator=draw)]
             plan += [(group, rows) for rows in order.split(self.size)]
         turns = range(len(plan)) if self.seed is None else torch.randperm(len(plan), generator=draw).tolist()
         for turn in list(turns)[start:]:
             group, rows = plan[turn]
-            yield group.rows(rows)
+            yield group.take(rows)
+
+
+class Windows:
+    """Lanes of a stream side by side, window after window, from the start again when the lanes end."""
+
+    def __init__(self, lanes: Tensor, window: int, ends: Sequence[int]) -> None:  # (lanes, length)
+        self.lanes, self.ends = lanes, tuple(ends)
+        self.window = min(window, lanes.shape[1] - 1)
+
+    def batches(self, start: int = 0) -> Iterator[Batch]:
+        """Words and the words that follow them."""
+        fitting = (self.lanes.shape[1] - 1) // self.window
+        for step in range(start, self.ends[-1]):
+            at = step % fitting * self.window
+            yield Batch(
+                {
+                    "words": self.lanes[:, at : at + self.window],
+                    "following": self.lanes[:, at + 1 : at + self.window + 1],
+                }
+            )
+
+
+def evenly(steps: int, validations: int) -> tuple[int, ...]:
+    """So many validations spread over the steps, the last one at the end."""
+    return tuple(sorted({round(steps * k / validations) for k in range(1, validations + 1)} - {0}))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ import torch
 
 from experiments.lab.errors import ExperimentError
 from experiments.lab.files import write_whole
+from experiments.lab.settings import S, Settings, made
 
 NAME = "checkpoint.pt"
-CONTENT = ("model", "optimizer", "scheduler", "random", "state", "best", "data")
+MODEL = "model.pt"
+CONTENT = ("model", "optimizer", "scheduler", "processes", "source", "state", "best", "data", "fsdp")
 
 
 @dataclass
@@ -29,6 +31,12 @@ class Checkpoints:
     every_minutes: float | None = 5.0
     _steps: int = 0
     _time: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, task: str, settings: Settings, out: Path, *due: Any) -> Checkpoints:
+        """Those of a run."""
+        folder = out / task / f"{settings.dataset}-{settings.row}-{settings.seed}"
+        return cls(folder, {"task": task, **settings.as_record()}, *due)
 
     @property
     def path(self) -> Path:
@@ -67,15 +75,7 @@ class Checkpoints:
         """What was saved, of whatever configuration."""
         if not self.path.exists():
             raise ExperimentError(f"--resume: there is no checkpoint {self.path}; start without --resume.")
-        try:
-            content: dict[str, Any] = torch.load(self.path, map_location="cpu", weights_only=True)
-            missing = {"settings", *CONTENT} - set(content)
-            if missing:
-                raise ExperimentError(f"it has no {', '.join(sorted(missing))}")
-        except Exception as error:  # zip, pickle and torch each have their own
-            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-            raise ExperimentError(f"{self.path} is damaged: {reason}. Begin anew with --restart.") from None
-        return content
+        return _read(self.path, CONTENT, "Begin anew with --restart.")
 
     def differences(self, content: Mapping[str, Any]) -> str:
         """In what a checkpoint's configuration is another: ``lr 0.001 (now 0.002)``; nothing if it is ours."""
@@ -100,6 +100,36 @@ class Checkpoints:
             return f"The last good checkpoint is {self.path}; with the same options --resume goes on from it."
         return "There was no checkpoint yet."
 
+    def save_model(self, tensors: Mapping[str, Any]) -> None:
+        """The trained model alone, for the task's commands."""
+        buffer = io.BytesIO()
+        torch.save({"settings": dict(self.settings), "best": dict(tensors)}, buffer)
+        write_whole(self.folder / MODEL, buffer.getbuffer())
+
     def remove(self) -> None:
         """After the result is written nobody needs it."""
         self.path.unlink(missing_ok=True)
+
+
+def trained(path: Path, task: str, kind: type[S]) -> tuple[S, dict[str, Any]]:
+    """Settings and tensors of a model of this task, from its file, its folder or the checkpoint of a run."""
+    file = path / MODEL if path.is_dir() else path
+    if not file.exists():
+        raise ExperimentError(f"there is no {file}; a run with --keep-model leaves one.")
+    content = _read(file, ("best",), "Train it anew, with --keep-model.")
+    told = dict(content["settings"])
+    if (other := told.pop("task", None)) != task:
+        raise ExperimentError(f"{file} is a model of the task {other}, not of {task}.")
+    return made(kind, {name: value for name, value in told.items() if name != "fingerprint"}), content["best"]
+
+
+def _read(path: Path, wanted: Iterable[str], advice: str) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        missing = {"settings", *wanted} - set(content)
+        if missing:
+            raise ExperimentError(f"it has no {', '.join(sorted(missing))}")
+    except Exception as error:  # zip, pickle and torch each have their own
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ExperimentError(f"{path} is damaged: {reason}. {advice}") from None
+    return content

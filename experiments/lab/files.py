@@ -32,6 +32,13 @@ def gzip_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from None
 
 
+def check_folder(folder: Path | None) -> None:
+    """A folder that was given is there."""
+    if folder is not None and not folder.is_dir():
+        what = "this is a file, not a folder" if folder.exists() else "there is no such folder"
+        raise ExperimentError(f"--data {folder}: {what}; leave it out to take the public originals.")
+
+
 def text_of(path: Path) -> str:
     """The whole of a text file, with or without a byte order mark."""
     try:

@@ -1,9 +1,12 @@
-"""One process or several: which of them writes, how many there are, and the random numbers of each."""
+"""One process or several: which of them writes, how many there are, their random numbers, and how they are stopped."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+import signal
+import threading
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor
@@ -45,3 +48,30 @@ def accelerator_of(precision: str) -> Accelerator:
             f"{wanted} processes were started, accelerate uses {accelerator.num_processes}; start them with torchrun."
         )
     return accelerator
+
+
+class Interrupts:
+    """While it is open, the first SIGINT or SIGTERM sets ``asked``; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # Python lets no other thread do this
+            self._before = {kind: signal.signal(kind, self._note) for kind in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._restore()
+
+    def _note(self, kind: int, frame: FrameType | None) -> None:
+        self.asked = True
+        self._restore()
+
+    def _restore(self) -> None:
+        for kind, handler in self._before.items():
+            signal.signal(kind, handler)
+        self._before = {}

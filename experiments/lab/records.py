@@ -24,6 +24,11 @@ RESULTS = ROOT / "docs" / "results"
 _PACKAGES = ("torch", "tensorbed", "accelerate")
 
 
+def lines_file(folder: Path, task: str, kind: str = "") -> Path:
+    """Where the lines of a task's runs are, or of another kind: ``search``, ``league``."""
+    return folder / f"{task}{kind and f'_{kind}'}.jsonl"
+
+
 def about() -> dict[str, Any]:
     """With what and when it was measured; nothing that names a person's machine or folders."""
     return {

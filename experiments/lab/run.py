@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,80 +13,76 @@ from experiments.lab.errors import Diverged, ExperimentError
 from experiments.lab.files import alone, writable_folder
 from experiments.lab.processes import first_process
 from experiments.lab.records import RESULTS, about, append
+from experiments.lab.search import Bench
 from experiments.lab.settings import Settings
+from experiments.lab.task import Task
 from experiments.lab.training import How, named, train
-from experiments.tasks.sentiment import task
+
+
+@dataclass(frozen=True)
+class When:
+    """What becomes of a checkpoint that is there already; of what kind the run is."""
+
+    restart: bool = False
+    resume_if_possible: bool = False
+    smoke: bool = False
+    kind: str = ""  # "search" or "league", if it is no run of the tables
+
+
+BEGIN = When()
 
 
 def run(
-    config: str | None,
-    options: Mapping[str, Any],
-    how: How,
-    results: Path | None,
-    *,
-    smoke: bool = False,
-    search: bool = False,
-    restart: bool = False,
-    resume_if_possible: bool = False,
+    task: Task, config: str | None, options: Mapping[str, Any], how: How, results: Path | None, when: When = BEGIN
 ) -> str:
-    """Train, and add the result to the file of runs or of searches; what came of it, in a sentence."""
-    where = results or (how.out if smoke else RESULTS)
-    settings = task.settle(config, options, where, smoke=smoke, search=search)
-    how = replace(how, test=not search)
-    folder = settings.folder(how.out)
-    writable_folder(folder, "--out")
-    writable_folder(where, "--results")
-    with alone(folder) if first_process() else nullcontext():
-        record = trained(settings, options, how, restart=restart, resume_if_possible=resume_if_possible)
-        path = where / (task.SEARCH_FILE if search else task.RESULTS_FILE)
+    """Train, and add the result to the file of its kind; what came of it, in a sentence."""
+    bench = Bench(task, results or (how.out if when.smoke else RESULTS))
+    searching = when.kind == "search"
+    settings = bench.settle(config, options, tiny=when.smoke, search=searching)
+    how = replace(how, test=not searching)
+    checkpoints = Checkpoints.of(task.name, settings, how.out)
+    writable_folder(checkpoints.folder, "--out")
+    writable_folder(bench.results, "--results")
+    with alone(checkpoints.folder) if first_process() else nullcontext():
+        searched = {name for search in bench.plan.searches.values() for name in search.names}
+        record = trained(task, settings, how, when, [name for name in searched if options.get(name) is None])
         if first_process():
-            append(path, record)
-            Checkpoints(folder, settings.as_record()).remove()
-    return f"{told(record)}; a line was added to {path}"
+            append(bench.file(when.kind), record)
+            checkpoints.remove()
+    return f"{told(task, record)}; a line was added to {bench.file(when.kind)}"
 
 
-def told(record: Mapping[str, Any]) -> str:
+def told(task: Task, record: Mapping[str, Any]) -> str:
     """A result in words."""
-    test = "" if record["test_accuracy"] is None else f"test accuracy {record['test_accuracy']:.4f}, "
+    values = [
+        (f"{split} {metric.name}", record.get(f"{split}_{metric.name}"), metric)
+        for split in task.tests
+        for metric in task.metrics
+    ]
+    tests = "".join(f"{name} {value:.{metric.digits + 1}f}, " for name, value, metric in values if value is not None)
     size = f", ratio {record['ratio']:,.0f}" if "ratio" in record else ""
-    name = f"{record['dataset']} {record['row']} seed {record['seed']}"
-    return f"{name}: {test}validation {record['val_accuracy']:.4f}{size}"
+    name, metric = f"{record['dataset']} {record['row']} seed {record['seed']}", task.metrics[0]
+    return f"{name}: {tests}validation {record[f'val_{metric.name}']:.{metric.digits + 1}f}{size}"
 
 
-def trained(
-    settings: Settings, options: Mapping[str, Any], how: How, *, restart: bool, resume_if_possible: bool
-) -> dict[str, Any]:
+def trained(task: Task, settings: Settings, how: How, when: When, searched: list[str]) -> dict[str, Any]:
     """The result of a run that is begun, or gone on with."""
-    checkpoints = Checkpoints(settings.folder(how.out), settings.as_record())
+    checkpoints = Checkpoints.of(task.name, settings, how.out)
     if how.resume:
-        settings = as_before(settings, options, checkpoints)
-    elif resume_if_possible:
+        # What a search finds is as it was when the run began: one may have ended since.
+        begun = checkpoints.read()["settings"]
+        settings = replace(settings, **{name: begun[name] for name in searched if name in begun})
+    elif when.resume_if_possible:
         how = replace(how, resume=checkpoints.usable())
-    elif checkpoints.path.exists() and not restart:
+    elif checkpoints.path.exists() and not when.restart:
         raise ExperimentError(
             f"{checkpoints.path} is of a run that was stopped: --resume goes on with it, --restart begins anew."
         )
     try:
-        return train(settings, how)
+        return train(task, settings, how)
     except Diverged as error:
-        if how.test:
+        if not when.kind:
             raise
-        return diverged(settings, error)  # a point of a grid
-
-
-def as_before(settings: Settings, options: Mapping[str, Any], checkpoints: Checkpoints) -> Settings:
-    """The rate and the deviation the run began with, unless they are given: a search may have ended since."""
-    begun = checkpoints.read()["settings"]
-    left_out = [name for name in ("lr", "std") if options.get(name) is None and name in begun]
-    return replace(settings, **{name: begun[name] for name in left_out})
-
-
-def diverged(settings: Settings, error: Diverged) -> dict[str, Any]:
-    """The line of a point of the grid whose loss was no number: tried, and the worst there is."""
-    return {
-        **named(settings),
-        "val_accuracy": 0.0,
-        "test_accuracy": None,
-        "diverged": str(error),
-        **about(),
-    }
+        # A point of a grid or a cell of a league: tried, and the worst there is.
+        metric = task.metrics[0]
+        return {**named(task, settings), f"val_{metric.name}": metric.worst, "diverged": str(error), **about()}

@@ -1,4 +1,7 @@
-"""What a run is told: rows of the paper's tables from TOML files, changed by options."""
+"""What a run is told: fields that every task has, rows from TOML files, changed by options.
+
+A task adds fields of its own in a subclass. A field's help makes it an option of the command line.
+"""
 
 from __future__ import annotations
 
@@ -7,103 +10,73 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
 
-import tensorbed as tb
+from experiments.lab import formats
 from experiments.lab.errors import ExperimentError, unknown
 from experiments.lab.files import text_of
+from experiments.lab.optimisers import OPTIMIZERS, SCHEDULES
 
-# Names of formats on the command line and in TOML files; the first is the one that is written into results.
-FORMATS = {
-    "full": ("full", "dense"),
-    "low_rank": ("low_rank", "lr"),
-    "tensor_train": ("tensor_train", "tt"),
-    "tensor_ring": ("tensor_ring", "tr"),
-}
-PRECISIONS = ("fp32", "bf16")
-PAD_ROWS = ("zero", "trained")
-_COUNTS = (
-    "vocabulary", "dim", "hidden", "layers", "batch", "epochs", "patience", "max_tokens", "pad_to", "train_limit",
-    "examples", "rank",
-)  # fmt: skip
 _NAME = re.compile(r"[\w=+-][\w=+.-]{0,99}", re.ASCII)  # a row's name is a folder's too
+S = TypeVar("S", bound="Settings")
 
 
-@dataclass(frozen=True)
+def option(
+    default: Any,
+    help: str | None = None,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    choices: Iterable[str] | None = None,
+) -> Any:
+    """A field with what may stand in it; with ``help`` it is an option of the command line."""
+    told = {"help": help, "least": least, "above": above, "below": below, "choices": choices and tuple(choices)}
+    return field(default=default, metadata=told)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Settings:
     """One run of one row. Every field can stand in a TOML file; ``shape`` is ``(row_factors, col_factors)``."""
 
-    dataset: str
+    dataset: str = option("", "what to train on")
     row: str
-    format: str = "full"
-    rank: int | None = None
+    format: str = option(formats.FULL, "of the tables, such as tt or tt(order=4)")
+    rank: int | None = option(None, "of the tables", least=1)
+    ratio: float | None = option(None, "how many times smaller the tables are to be", above=0)
     shape: tuple[tuple[int, ...], tuple[int, ...]] | None = None
-    vocabulary: int = 25_000
-    dim: int = 256
-    hidden: int = 128
-    layers: int = 2
-    dropout: float = 0.5
-    std: float | None = None  # of the drawn table; None is Glorot's
-    max_tokens: int | None = None  # the last ones of each text
-    pad_to: int | None = None  # shorter texts are padded at their end, and the LSTM reads the padding
-    pad_row: str = "zero"  # what it reads there: "zero", or "trained", a row as any other
-    phrases: bool = False
-    train_limit: int | None = None  # train on so many texts; words are counted on all
-    examples: int | None = None  # as if each split had only so many texts
-    batch: int = 32
-    lr: float = 1e-3
-    clip: float = 1.0
-    epochs: int = 10
-    patience: int = 3
-    precision: str = "fp32"
-    seed: int = 0
+    std: float | None = option(None, "of the drawn tables; left out, the task's or what the search found", above=0)
+    batch: int = option(32, "rows of a batch", least=1)
+    lr: float = option(1e-3, "learning rate; left out, what the search found", above=0)
+    clip: float = option(1.0, above=0)
+    optimizer: str = option("adam", "by which weights are moved", choices=OPTIMIZERS)
+    weight_decay: float = option(0.0, least=0)
+    schedule: str = option("linear", "how the rate falls", choices=SCHEDULES)
+    warm_up: float = option(0.0, "share of the steps in which the rate rises", least=0, below=1)
+    epochs: int = option(10, "at most", least=1)
+    patience: int | None = option(3, "validations without improvement before the end", least=1)
+    precision: str = option("fp32", "fp32 or bf16", choices=("fp32", "bf16"))
+    seed: int = option(0, "left out, the row's own, or 0", least=0, below=2**32)
 
     def __post_init__(self) -> None:
-        choices = {"format": FORMATS, "precision": PRECISIONS, "pad_row": PAD_ROWS}
-        for kind, known in choices.items():
-            if (given := getattr(self, kind)) not in known:
-                raise unknown(kind, given, known)
-        for name in _COUNTS:
-            count = getattr(self, name)
-            if count is not None and count < 1:
-                raise ExperimentError(f"{name}={count}: it must be at least 1.")
-        if not 0 <= self.dropout < 1:
-            raise ExperimentError(f"dropout={self.dropout}: it must be at least 0 and below 1.")
-        for name in ("lr", "clip", "std"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ExperimentError(f"{name}={value}: it must be above 0 and finite.")
-        if not 0 <= self.seed < 2**32:
-            raise ExperimentError(f"seed={self.seed}: it must be at least 0 and below 2^32.")
+        for each in fields(self):
+            _check(each.name, getattr(self, each.name), each.metadata)
         if not _NAME.fullmatch(self.row):
             raise ExperimentError(f"row={self.row!r}: a name of letters, digits and - _ = + . is needed, 100 at most.")
-        if self.vocabulary < 3:
-            raise ExperimentError(f"vocabulary={self.vocabulary}: padding, the unknown word and one more make 3.")
-        if self.format != "full" and self.rank is None:
-            raise ExperimentError(f'format "{self.format}" needs a rank, for instance --rank 16.')
-        if self.format == "full" and self.rank is not None:
-            raise ExperimentError(f"rank={self.rank}: a full table has none; give a --format too: lr, tt or tr.")
-        if self.format in ("full", "low_rank") and self.shape is not None:
-            raise ExperimentError(f'shape={self.shape}: format "{self.format}" has none; only tt and tr have.')
+        formats.check_sizes(self.format, self.sizes())
+
+    def sizes(self) -> dict[str, Any]:
+        """What says how large the tables are."""
+        return {name: getattr(self, name) for name in formats.SIZES}
 
     def table_format(self) -> Any:
-        """The format of the table, as the library takes it."""
-        if self.format == "full":
-            return tb.Dense()
-        if self.format == "low_rank":
-            return tb.LowRank(rank=self.rank)
-        kind = tb.TensorTrain if self.format == "tensor_train" else tb.TensorRing
-        return kind(rank=self.rank, shape=self.shape)
-
-    def check_table(self) -> None:
-        """A table of this size, format and shape can be made; nothing is allocated to see it."""
-        try:
-            tb.Embedding(self.vocabulary, self.dim, self.table_format(), padding_idx=0, device="meta")
-        except (ValueError, TypeError, OverflowError, RuntimeError) as error:
-            raise ExperimentError(f"{self.dataset} {self.row}: {str(error).splitlines()[0]}") from None
+        """The format of the tables, as the library takes it."""
+        return formats.made(self.format, self.sizes())
 
     def fingerprint(self) -> str:
         """The same for the same configuration whatever the seed: rows of a table have to agree in it."""
@@ -114,17 +87,18 @@ class Settings:
         """As results and checkpoints keep it."""
         return {**asdict(self), "fingerprint": self.fingerprint()}
 
-    def folder(self, out: Path) -> Path:
-        """Where the run keeps its checkpoint."""
-        return out / f"{self.dataset}-{self.row}-{self.seed}"
 
-
-def canonical_format(name: str, where: str = "") -> str:
-    """``tt`` and ``tensor_train`` are one."""
-    for canonical, names in FORMATS.items():
-        if name.lower() in names:
-            return canonical
-    raise unknown("format", name, [name for names in FORMATS.values() for name in names], where)
+def _check(name: str, value: Any, told: Mapping[str, Any]) -> None:
+    if value is None or not told:
+        return
+    if told["choices"] is not None and value not in told["choices"]:
+        raise unknown(name, value, told["choices"])
+    least, above, below = told["least"], told["above"], math.inf if told["below"] is None else told["below"]
+    if least is not None and not least <= value < below:
+        limit = "" if below == math.inf else f" and below {below}"
+        raise ExperimentError(f"{name}={value}: it must be at least {least}{limit}.")
+    if above is not None and not above < value < below:
+        raise ExperimentError(f"{name}={value}: it must be above {above} and finite.")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -137,97 +111,54 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ExperimentError(f"{path} is no TOML file: {error}.") from None
 
 
-def configured(
-    configs: Path, config: str, options: Mapping[str, Any], beneath: Mapping[str, Any] | None = None
-) -> Settings:
-    """Settings of a row (``sst5-tt1``, or a path) over its dataset's defaults, with the options given on top.
-
-    ``beneath`` goes before the defaults, and the row's own file before that.
-    """
-    path = Path(config)
-    if path.suffix != ".toml":
-        path = configs / f"{config.lower()}.toml"
-        if not path.exists():
-            raise unknown("row", config, row_names(configs))
-    row = read_toml(path)
-    where = f"{path.name}: "
-    checked(row, where)
-    on_top = {name: value for name, value in options.items() if value is not None}
-    if "format" in on_top and canonical_format(on_top["format"]) != canonical_format(row.get("format", "full"), where):
-        row = {name: value for name, value in row.items() if name not in ("rank", "shape")}  # they were the format's
-    given = {**row, **on_top}
-    if "dataset" not in given:
-        raise ExperimentError(f"{where}dataset is missing.")
-    common = {**defaults(configs, given["dataset"], where), **(beneath or {})}
-    return made({**common, "row": path.stem, **given}, where)
+@cache
+def hints(kind: Any) -> dict[str, Any]:
+    """The types of all settings."""
+    return get_type_hints(kind)
 
 
-def row_names(configs: Path) -> list[str]:
-    """Every row there is a file for."""
-    return sorted(path.stem for path in configs.glob("*-*.toml"))
-
-
-def defaults(configs: Path, dataset: str, where: str = "") -> dict[str, Any]:
-    """What all rows of a dataset have in common, from ``defaults.toml``."""
-    tables = read_toml(configs / "defaults.toml")
-    datasets = [name for name in tables if name != "all"]
-    if dataset not in datasets:
-        raise unknown("dataset", dataset, datasets, where)
-    for name, table in tables.items():
-        checked(table, f"defaults.toml, [{name}]: ")
-    return {**tables.get("all", {}), **tables[dataset], "dataset": dataset}
-
-
-def checked(values: Mapping[str, Any], where: str) -> None:
+def checked(kind: type[Settings], values: Mapping[str, Any], where: str) -> None:
     """Only names of settings, with values of their types."""
-    types = {field.name: str(field.type) for field in fields(Settings)}
+    types = hints(kind)
     for name, value in values.items():
         if name not in types:
             raise unknown("key", name, types, where)
-        kind = types[name]
-        wanted: tuple[type, ...] = (str,) if kind.startswith("str") else (bool,) if kind.startswith("bool") else ()
-        wanted = wanted or ((int, float) if "float" in kind else (list, tuple) if "tuple" in kind else (int,))
-        empty = value is None and "None" in kind
-        if not empty and (not isinstance(value, wanted) or (isinstance(value, bool) and bool not in wanted)):
-            raise ExperimentError(f"{where}{name} = {value!r} should be {kind}.")
+        wanted = get_args(types[name]) if NoneType in get_args(types[name]) else (types[name],)
+        allowed = tuple(_PLAIN.get(one, (list, tuple)) for one in wanted)
+        if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in wanted):
+            said = " or ".join(getattr(one, "__name__", str(one)) for one in wanted if one is not NoneType)
+            raise ExperimentError(f"{where}{name} = {value!r} should be {said}.")
 
 
-def made(values: Mapping[str, Any], where: str = "") -> Settings:
+_PLAIN: dict[Any, Any] = {str: str, bool: bool, int: int, float: (int, float), NoneType: NoneType}
+
+
+def made(kind: type[S], values: Mapping[str, Any], where: str = "") -> S:
     """Settings from plain values, checked."""
-    checked(values, where)
-    given = dict(values)
-    given["format"] = canonical_format(given.get("format", "full"), where)
-    if given.get("shape") is not None:
-        shape = given["shape"]
-        if len(shape) != 2 or not all(isinstance(part, (list, tuple)) for part in shape):
-            raise ExperimentError(f"{where}shape = {shape} should be two lists: factors of the rows, of the columns.")
-        given["shape"] = (tuple(shape[0]), tuple(shape[1]))
+    checked(kind, values, where)
+    given = {name: _tuples(value) for name, value in values.items()}
+    given["format"] = formats.canonical(given.get("format", formats.FULL), where)
+    shape = given.get("shape")
+    if shape is not None and (len(shape) != 2 or not all(isinstance(part, tuple) for part in shape)):
+        raise ExperimentError(
+            f"{where}shape = {values['shape']} should be two lists: factors of the rows, of the columns."
+        )
     try:
-        return Settings(**given)
+        return kind(**given)
     except TypeError as error:
         raise ExperimentError(f"{where}{error}.") from None
 
 
-def smoke(settings: Settings) -> Settings:
-    """The same row in seconds: a few examples, two short epochs, small layers, the same table, a name of its own."""
-    return replace(
-        settings,
-        row=f"{settings.row}-smoke",
-        examples=64,
-        hidden=8,
-        epochs=2,
-        patience=2,
-        max_tokens=min(settings.max_tokens or 24, 24),
-        batch=8,
-    )
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
-def recorded(record: Mapping[str, Any]) -> Settings | None:
+def recorded(kind: type[S], record: Mapping[str, Any]) -> S | None:
     """The settings a result line was made with; none if it tells none, or such as are no more."""
     settings = record.get("settings")
     if not isinstance(settings, dict):
         return None
     try:
-        return made({name: value for name, value in settings.items() if name != "fingerprint"})
+        return made(kind, {name: value for name, value in settings.items() if name != "fingerprint"})
     except ExperimentError:
         return None

@@ -1,4 +1,4 @@
-"""All rows of a table, each in a process of its own, leaving out those that have results already."""
+"""All rows of a task's tables, each in a process of its own, leaving out those that have results already."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -19,11 +20,10 @@ from typing import Any
 from rich.console import Console
 
 from experiments.lab.errors import Stopped
-from experiments.lab.files import writable_folder
-from experiments.lab.records import read
-from experiments.lab.settings import Settings, recorded
-from experiments.tasks.sentiment import task
-from experiments.tasks.sentiment.data import check_folder
+from experiments.lab.files import check_folder, writable_folder
+from experiments.lab.rows import Run
+from experiments.lab.search import Bench
+from experiments.lab.settings import Settings
 from provenance import ROOT
 
 
@@ -57,12 +57,34 @@ class Children:
 
 
 @dataclass(frozen=True)
+class Cell:
+    """One run that a sweep starts: a row's file with options, of a kind."""
+
+    config: str
+    options: Mapping[str, Any]  # the seed among them
+    kind: str = ""
+
+    @property
+    def name(self) -> str:
+        """For people and for the log: the seed last, and what is left to Glorot by that name."""
+        told = ["glorot" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+                for name, value in self.options.items() if name != "seed"]  # fmt: skip
+        return "-".join([*([self.kind] if self.kind else []), self.config, *told, str(self.options["seed"])])
+
+    def arguments(self) -> list[str]:
+        """As they are typed."""
+        given = {name: value for name, value in self.options.items() if value is not None}
+        typed = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        return ["--config", self.config, *typed, *(["--kind", self.kind] if self.kind else [])]
+
+
+@dataclass(frozen=True)
 class Sweep:
     """Where a sweep reads and writes, and how many runs go side by side."""
 
+    bench: Bench
     data: Path | None
     out: Path
-    results: Path
     jobs: int = 1
     smoke: bool = False
     console: Console = field(default_factory=Console)
@@ -70,31 +92,51 @@ class Sweep:
 
     def run(self, seeds: int | None = None) -> list[str]:
         """Search, then every run that is missing; the names of those that failed."""
-        check_folder(self.data)
-        writable_folder(self.out, "--out")
-        writable_folder(self.results, "--results")
-        wanted = [entry for entry in task.runs() if seeds is None or entry[2] < seeds]
-        self.console.print(f"{len(wanted)} runs in the tables, {len(self.without_result(wanted))} of them to do")
+        wanted = [run for run in self.bench.plan.runs if seeds is None or run[2] < seeds]
+        self.console.print(f"{len(wanted)} runs in the tables, {len(self.missing(cells(wanted)))} of them to do")
         failed: list[str] = []
-        with self.stoppable(), ThreadPoolExecutor(self.jobs) as pool:
-            for dataset, rows in stages(wanted):
-                missing = self.search(dataset, pool) if self.without_result(rows) else []
-                failed += missing
-                if missing:  # rows with rates that were not searched would not be comparable
-                    continue
-                # Only now is it known which rates they have, and so whether their results are there.
-                todo = self.without_result(rows)
-                failed += failures(pool, self.one, todo)
+        with self.ready() as pool:
+            # Neighbouring runs of one dataset together, so that its search comes just before them.
+            for dataset, runs in groupby(wanted, key=lambda run: run[0]):
+                todo = cells(runs)
+                unfound = self.do(self.untried(dataset), pool) if self.missing(todo) else []
+                # Rows with rates that were not searched would not be comparable. And only now is it known which rates
+                # they have, and so whether their results are there.
+                failed += unfound or self.do(self.missing(todo), pool)
         return failed
 
-    def without_result(self, entries: Sequence[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
-        """Those that have no result of the settings they would have now."""
-        have = {recorded(record) for record in read(self.results / task.RESULTS_FILE)}
-        return [entry for entry in entries if self.settings(*entry) not in have]
+    @contextmanager
+    def ready(self) -> Iterator[ThreadPoolExecutor]:
+        """Places that can be read and written, and workers that a signal stops."""
+        check_folder(self.data)
+        writable_folder(self.out, "--out")
+        writable_folder(self.bench.results, "--results")
+        with self.stoppable(), ThreadPoolExecutor(self.jobs) as pool:
+            yield pool
 
-    def settings(self, dataset: str, row: str, seed: int) -> Settings:
+    def missing(self, wanted: Sequence[Cell]) -> list[Cell]:
+        """Those that have no result of the settings they would have now."""
+        kinds = {cell.kind for cell in wanted}
+        have = {kind: {settings for settings, _ in self.bench.recorded(kind)} for kind in kinds}
+        return [cell for cell in wanted if self.settings(cell) not in have[cell.kind]]
+
+    def settings(self, cell: Cell) -> Settings:
         """What the run would be told now: a result of anything else is not its result."""
-        return task.settle(f"{dataset}-{row}", {"seed": seed}, self.results, smoke=self.smoke, search=False)
+        return self.bench.settle(cell.config, cell.options, tiny=self.smoke)
+
+    def untried(self, dataset: str) -> list[Cell]:
+        """What is missing of the grid of each format."""
+        search = self.bench.plan.search(dataset)
+        if self.smoke:
+            return []
+        have = {row: self.bench.trials(dataset, format) for format, row in search.rows.items()}
+        return [
+            Cell(f"{dataset}-{row}", {**search.options_of(point), "seed": seed}, "search")
+            for row in search.rows.values()
+            for point in search.points
+            for seed in range(search.seeds)
+            if (point, seed) not in have[row]
+        ]
 
     @contextmanager
     def stoppable(self) -> Iterator[None]:
@@ -113,39 +155,28 @@ class Sweep:
             for kind, handler in before.items():
                 signal.signal(kind, handler)
 
-    def search(self, dataset: str, pool: ThreadPoolExecutor) -> list[str]:
-        """What is missing of the grid of each format."""
-        if self.smoke:
-            return []
-        rows = task.SEARCHED_ROWS[dataset]
-        have = {row: task.trials(self.results, dataset, format) for format, row in rows.items()}
-        wanted = [
-            (dataset, row, point, seed)
-            for row in rows.values()
-            for point in task.GRIDS[dataset]
-            for seed in range(task.SEARCH_SEEDS[dataset])
-            if (point, seed) not in have[row]
-        ]
-        return failures(pool, self.try_point, wanted)
+    def do(self, entries: Sequence[Cell], pool: ThreadPoolExecutor) -> list[str]:
+        """Run all of them; the names of those that failed."""
+        futures = [pool.submit(self.start, cell) for cell in entries]
+        running = set(futures)
+        try:
+            # A signal that comes just before a wait without an end does not wake it: its handler would wait as well.
+            while running:
+                ended, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    future.result()  # an error of ours ends the sweep at once
+            return [name for future in futures if (name := future.result())]
+        finally:
+            for future in futures:
+                future.cancel()
 
-    def try_point(self, dataset: str, row: str, point: task.Point, seed: int) -> str | None:
-        """One point of the grid, with one seed."""
-        rate, std = point
-        options = ["--lr", repr(rate), *(["--std", repr(std)] if std is not None else []), "--search"]
-        name = f"search-{dataset}-{row}-{rate:g}-{std or 'glorot'}-{seed}"
-        return self.process(name, [f"{dataset}-{row}", *options], seed)
-
-    def one(self, dataset: str, row: str, seed: int) -> str | None:
-        """One run of the tables."""
-        return self.process(f"{dataset}-{row}-{seed}", [f"{dataset}-{row}"], seed)
-
-    def process(self, name: str, arguments: Sequence[str], seed: int) -> str | None:
+    def start(self, cell: Cell) -> str | None:
         """Run it as a user would; what it says goes to a file. Its name, if it failed."""
-        folder = self.out / "search" if "--search" in arguments else self.out
-        log = self.out / "logs" / f"{name}.log"
+        folder = self.out / cell.kind
+        log = self.out / "logs" / f"{self.bench.task.name}-{cell.name}.log"
         log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "experiments", "sentiment", "--config", *arguments, "--seed", str(seed)]
-        command += ["--out", str(folder), "--results", str(self.results), "--resume-if-possible"]
+        command = [sys.executable, "-m", "experiments", self.bench.task.name, *cell.arguments()]
+        command += ["--out", str(folder), "--results", str(self.bench.results), "--resume-if-possible"]
         command += ["--data", str(self.data)] if self.data is not None else []
         command += ["--smoke"] if self.smoke else []
         threads = max(1, (os.cpu_count() or 1) // self.jobs)
@@ -154,35 +185,14 @@ class Sweep:
             environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
             code = self.children.run(command, cwd=ROOT, stdout=file, stderr=file, env=environment)
         if code is None:
-            return name
+            return cell.name
         seconds = time.monotonic() - begun
         failed = "stopped" if self.children.stopping else f"failed with exit code {code}, see {log}"
         end = "done" if code == 0 else failed
-        self.console.print(f"{time.strftime('%H:%M:%S')}  {name}  {end}  {seconds:.0f} s", highlight=False)
-        return None if code == 0 else name
+        self.console.print(f"{time.strftime('%H:%M:%S')}  {cell.name}  {end}  {seconds:.0f} s", highlight=False)
+        return None if code == 0 else cell.name
 
 
-def failures(pool: ThreadPoolExecutor, run: Callable[..., str | None], entries: Iterable[tuple[Any, ...]]) -> list[str]:
-    """Run all entries and return the names of those that failed."""
-    futures = [pool.submit(run, *entry) for entry in entries]
-    running = set(futures)
-    try:
-        # A signal that comes just before a wait without an end does not wake it: its handler would wait as well.
-        while running:
-            ended, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-            for future in ended:
-                future.result()  # an error of ours ends the sweep at once
-        return [name for future in futures if (name := future.result())]
-    finally:
-        for future in futures:
-            future.cancel()
-
-
-def stages(runs: Sequence[tuple[str, str, int]]) -> list[tuple[str, list[tuple[str, str, int]]]]:
-    """Neighbouring runs of one dataset together, so that its search comes just before them."""
-    found: list[tuple[str, list[tuple[str, str, int]]]] = []
-    for entry in runs:
-        if not found or found[-1][0] != entry[0]:
-            found.append((entry[0], []))
-        found[-1][1].append(entry)
-    return found
+def cells(runs: Iterable[Run]) -> list[Cell]:
+    """Runs of the tables."""
+    return [Cell(f"{dataset}-{row}", {"seed": seed}) for dataset, row, seed in runs]

@@ -1,33 +1,32 @@
-"""Train one row on one dataset: the whole run, readable from top to bottom."""
+"""Train one row of one task: the whole run, readable from top to bottom."""
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from accelerate.utils import gather_object
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
-from experiments.lab.batches import Batch, EqualLengthBatches
+from benchmarks.allocator import keep_freed_memory
+from experiments.lab.batches import Batch
 from experiments.lab.checkpoints import Checkpoints
 from experiments.lab.errors import Diverged, ExperimentError, Stopped
-from experiments.lab.interrupts import Interrupts
-from experiments.lab.processes import accelerator_of, random_state, set_random_state
+from experiments.lab.evaluation import Evaluation
+from experiments.lab.optimisers import OPTIMIZERS, pace
+from experiments.lab.processes import Interrupts, accelerator_of, random_state, set_random_state
 from experiments.lab.records import about, peak_memory
 from experiments.lab.settings import Settings
 from experiments.lab.sharding import load_whole_model, load_whole_optimizer, shard, whole_model, whole_optimizer
-from experiments.lab.watching import Watch
-from experiments.tasks.sentiment.data import Data, load
-from experiments.tasks.sentiment.model import Classifier
-
-EVALUATION_BATCH = 256
+from experiments.lab.task import Task, tables
+from experiments.lab.watching import Display, Line
 
 
 @dataclass(frozen=True)
@@ -42,18 +41,20 @@ class How:
     accumulate: int = 1
     fsdp: bool = False
     tensorboard: bool = False
+    keep_model: bool = False
     test: bool = True  # a search looks at validation alone
 
 
 @dataclass
 class State:
-    """Where a run is, beside the tensors of its model and optimiser."""
+    """Where a run is, beside the tensors of its model and optimiser. A stage lies between two validations."""
 
-    epoch: int = 0
-    step: int = 0  # within the epoch
-    loss: float = 0.0  # summed over the epoch's texts
-    texts: int = 0
-    norm: float = 0.0  # of gradients before they are clipped, summed over the epoch's steps
+    epoch: int = 0  # stages that are over
+    step: int = 0  # within the stage
+    done: int = 0  # steps of the whole run
+    loss: float = 0.0  # summed over the stage, as are the items it is a mean of
+    items: float = 0.0
+    norm: float = 0.0  # of gradients before they are clipped, summed over the stage's steps
     tokens: int = 0  # of the whole run, as are the seconds
     seconds: float = 0.0  # of training steps, everything included
     computing: float = 0.0  # of them forward, backward and the optimiser's step
@@ -61,43 +62,55 @@ class State:
     commits: list[str | None] = field(default_factory=list)  # of the code that computed it, one a start
     history: list[dict[str, Any]] = field(default_factory=list)
     selected: int = -1
-    best: float = -1.0
+    best: float | None = None
 
 
 class Training:
     """A model, its optimiser and where they are; each method is a stage of the run."""
 
-    def __init__(self, settings: Settings, how: How, data: Data) -> None:
-        self.settings, self.how, self.data = settings, how, data
+    def __init__(self, task: Task, settings: Settings, how: How, data: Any) -> None:
+        self.task, self.settings, self.how, self.data = task, settings, how, data
+        self.metric = task.metrics[0]
         self.accelerator = accelerator_of(settings.precision)
         self.processes = self.accelerator.num_processes
         torch.manual_seed(settings.seed)
-        self.classifier = Classifier(settings, data.classes)
-        self.train_batches = EqualLengthBatches(data.splits["train"], settings.batch, settings.seed)
-        self.steps = settings.epochs * len(self.train_batches)
+        self.plain = task.model(settings, data)  # as nothing has wrapped it yet
+        self.source = task.batches(settings, data)
+        self.steps = self.source.ends[-1]
         self.model, self.optimizer = self.prepared()
-        # Down to zero in a straight line over the epochs allowed, for every row alike.
         self.scheduler = torch.optim.lr_scheduler.LambdaLR(
-            getattr(self.optimizer, "optimizer", self.optimizer), lambda step: max(0.0, 1 - step / self.steps)
+            getattr(self.optimizer, "optimizer", self.optimizer),
+            lambda step: pace(settings.schedule, step, self.steps, settings.warm_up),
         )
         # One model in all processes, another dropout in each.
         torch.manual_seed(settings.seed + 7919 * self.accelerator.process_index)
         self.state = State()
+        self.carried: dict[int, Any] = {}  # from batch to batch, of each piece a batch is computed in
         self.best: dict[str, Tensor] = {}
         self.about = about()
         self.begun = time.perf_counter()
 
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"{self.settings.dataset} {self.settings.row} seed {self.settings.seed}"
+
     def prepared(self) -> tuple[nn.Module, Any]:
         """Model and optimiser as accelerate has them: on the device, distributed, in the precision asked for."""
-        if self.how.fsdp:
-            if self.processes == 1:
-                raise ExperimentError("--fsdp shards a model over several processes; start them with torchrun.")
-            placed = self.accelerator.prepare_model(self.classifier, evaluation_mode=True)  # without DDP around it
-            model = shard(placed)
-            return model, torch.optim.Adam(model.parameters(), lr=self.settings.lr, fused=True)
-        optimizer = torch.optim.Adam(self.classifier.parameters(), lr=self.settings.lr, fused=True)
-        model, prepared = self.accelerator.prepare(self.classifier, optimizer)
-        return model, prepared
+        if not self.how.fsdp:
+            model, prepared = self.accelerator.prepare(self.plain, self.optimizer_of(self.plain))
+            return model, prepared
+        if self.processes == 1:
+            raise ExperimentError("--fsdp shards a model over several processes; start them with torchrun.")
+        placed = self.accelerator.prepare_model(self.plain, evaluation_mode=True)  # without DDP around it
+        model = shard(placed)
+        return model, self.optimizer_of(model)
+
+    def optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
+        """The one that the settings name."""
+        settings = self.settings
+        options = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+        return OPTIMIZERS[settings.optimizer](self.task.parameters(settings, model), **options)
 
     def gathering(self, last: bool) -> AbstractContextManager[None]:
         """Gradients go from process to process with the last piece of a batch only."""
@@ -107,33 +120,48 @@ class Training:
         waiting: AbstractContextManager[None] = self.accelerator.no_sync(self.model)
         return nullcontext() if last else waiting
 
-    def run_epoch(self, watch: Watch, checkpoints: Checkpoints, interrupts: Interrupts) -> None:
-        """The rest of an epoch, from where the state stands."""
+    def train(self, line: Line, interrupts: Interrupts, checkpoints: Checkpoints | None = None) -> None:
+        """All that is left of the run; at its end the model is the selected one."""
+        line.started(self.state.done)
+        batches = self.source.batches(self.state.done)
+        while self.unfinished():
+            self.run_stage(batches, line, interrupts, checkpoints)
+            figures = self.close_stage()
+            if checkpoints is not None:
+                self.save(checkpoints)
+            line.validated(self.state.done, figures)
+        self.load_model(self.best)
+
+    def run_stage(
+        self, batches: Iterator[Batch], line: Line, interrupts: Interrupts, checkpoints: Checkpoints | None
+    ) -> None:
+        """The steps up to the next validation, from where the state stands."""
         self.model.train()
-        state = self.state
+        state, end = self.state, self.source.ends[self.state.epoch]
         begun = time.perf_counter()
-        for batch in self.train_batches.epoch(state.epoch, state.step):
+        while state.done < end:
+            batch = next(batches)
             mine = self.step(batch)
-            loss, due, asked = self.agreed(mine, checkpoints.due(), interrupts.asked)
+            wanted = checkpoints is not None and checkpoints.due()
+            loss, due, asked = self.agreed(mine, wanted, interrupts.asked)
             state.step += 1
+            state.done += 1
             state.loss += loss
-            state.texts += len(batch.labels)
-            state.tokens += batch.tokens.numel()
+            state.items += self.task.count(batch)
+            state.tokens += batch.numbers
             now = time.perf_counter()
             state.seconds += now - begun
             begun = now
+            kept = "" if checkpoints is None else checkpoints.kept()
+            where = f"step {state.step} of {'epoch' if self.task.stage == 'epoch' else 'stage'} {state.epoch + 1}"
             if not math.isfinite(loss):
-                raise Diverged(
-                    f"the loss or its gradient is {loss} in step {state.step} of epoch {state.epoch + 1}: "
-                    f"begin anew with a smaller --lr. {checkpoints.kept()}"
-                )
-            metric = state.history[-1]["val_accuracy"] if state.history else None
-            done = state.epoch * len(self.train_batches) + state.step
-            watch.step(done, state.loss / state.texts, metric, state.tokens / state.seconds)
-            if due or asked:
+                raise Diverged(f"the loss or its gradient is {loss} in {where}: begin anew with a smaller --lr. {kept}")
+            line.stepped(state.done, state.loss / state.items, state.tokens / state.seconds)
+            if checkpoints is not None and (due or asked):
                 self.save(checkpoints)
+                kept = checkpoints.kept()
             if asked:
-                raise Stopped(f"stopped after step {state.step} of epoch {state.epoch + 1}. {checkpoints.kept()}")
+                raise Stopped(f"stopped after {where}. {kept}")
 
     def agreed(self, loss: float, due: bool, asked: bool) -> tuple[float, bool, bool]:
         """The loss over all processes, and what any of them wants: they have to save together."""
@@ -144,10 +172,10 @@ class Training:
         return total, dues > 0, askings > 0
 
     def step(self, batch: Batch) -> float:
-        """One step of the optimiser; the loss summed over this process's texts, nan where a gradient is no number.
+        """One step of the optimiser; the loss summed over this process's rows, nan where a gradient is no number.
 
-        Processes and accumulation only divide the batch: the gradient is that of the sum over all its texts, divided
-        by the full batch size.
+        Processes and accumulation only divide the batch: the gradient is that of the sum over all its rows, divided
+        by what the task divides it by.
         """
         begun = time.perf_counter()
         total = self.gradients(batch)
@@ -162,66 +190,52 @@ class Training:
         return total
 
     def gradients(self, batch: Batch) -> float:
-        """Of a batch, piece by piece; as many pieces in every process, whoever has a text less."""
+        """Of a batch, piece by piece; as many pieces in every process, whoever has a row less."""
         mine = batch.part(self.accelerator.process_index, self.processes)
-        parts = min(self.how.accumulate, -(-len(batch.labels) // self.processes))
+        parts = min(self.how.accumulate, -(-batch.rows // self.processes))
+        # Gradients are averaged over processes: times their number they are summed.
+        factor = self.processes / self.task.divisor(self.settings, batch)
         total = 0.0
         for part in range(parts):
-            piece = mine.part(part, parts)
+            piece = mine.part(part, parts).to(self.accelerator.device)
             with self.gathering(last=part == parts - 1):
-                loss = self.loss(piece)
-                # Gradients are averaged over processes: times their number they are summed.
-                self.accelerator.backward(loss * (self.processes / self.settings.batch))
-            total += float(loss.detach())
+                loss, self.carried[part] = self.task.loss(self.model, piece, self.carried.get(part))
+                self.accelerator.backward(loss * (piece.weight * factor))
+            total += piece.weight * float(loss.detach())
         return total
 
-    def loss(self, batch: Batch) -> Tensor:  # -> ()
-        """Cross-entropy summed over the texts."""
-        device = self.accelerator.device
-        scores = self.model(batch.tokens.to(device))
-        losses = F.cross_entropy(scores.float(), batch.labels.to(device), reduction="none")
-        return losses @ batch.weights.to(device)
-
     @torch.no_grad()
-    def evaluate(self, split: str) -> tuple[float, float]:
-        """Mean loss and accuracy on a split."""
+    def evaluate(self, split: str) -> dict[str, float]:
+        """All figures of a split."""
         self.model.eval()
-        batches = EqualLengthBatches(self.data.splits[split], EVALUATION_BATCH)
-        sums = torch.zeros(2, dtype=torch.float64)
-        for batch in batches.epoch():
-            mine = batch.part(self.accelerator.process_index, self.processes)
-            scores = self.model(mine.tokens.to(self.accelerator.device)).float().cpu()
-            sums[0] += F.cross_entropy(scores, mine.labels, reduction="none") @ mine.weights
-            sums[1] += (scores.argmax(-1) == mine.labels).float() @ mine.weights
-        if self.processes > 1:
-            sums = self.accelerator.reduce(sums.to(self.accelerator.device), "sum")
-        loss, right = (sums / batches.texts).tolist()
-        return loss, right
+        return self.task.evaluate(Evaluation(self.model, self.settings, self.accelerator), self.data, split)
 
     def unfinished(self) -> bool:
-        """Is there another epoch to train?"""
-        state = self.state
+        """Is there another stage to train?"""
+        state, patience = self.state, self.settings.patience
         waited = state.epoch - 1 - state.selected
-        return state.epoch < self.settings.epochs and (not state.history or waited < self.settings.patience)
+        goes_on = not state.history or patience is None or waited < patience
+        return state.epoch < len(self.source.ends) and goes_on
 
-    def close_epoch(self) -> dict[str, Any]:
-        """Validate, and keep the best; the figures of the epoch."""
+    def close_stage(self) -> dict[str, Any]:
+        """Validate, and keep the best; the figures of the stage."""
         state = self.state
-        val_loss, val_accuracy = self.evaluate("validation")
+        values = self.evaluate("validation")
         figures = {
             "epoch": state.epoch + 1,
-            "train_loss": state.loss / state.texts,
-            "val_loss": val_loss,
-            "val_accuracy": val_accuracy,
-            "gradient_norm": state.norm / len(self.train_batches),
+            "step": state.done,
+            "train_loss": state.loss / state.items,
+            **{f"val_{name}": value for name, value in values.items()},
+            "gradient_norm": state.norm / state.step,
             "train_seconds": round(state.seconds, 1),
         }
         state.history.append(figures)
-        if val_accuracy > state.best:
-            state.best, state.selected = val_accuracy, state.epoch
+        value = values[self.metric.name]
+        if not self.task.selects or self.metric.better(value, state.best):
+            state.best, state.selected = value, state.epoch
             self.best = self.model_state()
         state.epoch += 1
-        state.step, state.loss, state.texts, state.norm = 0, 0.0, 0, 0.0
+        state.step, state.loss, state.items, state.norm = 0, 0.0, 0.0, 0.0
         return figures
 
     def model_state(self) -> dict[str, Tensor]:
@@ -241,8 +255,8 @@ class Training:
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Everything the rest of the run depends on. All processes take part; the first one writes."""
-        mine = [random_state(self.accelerator.device)]
-        random = gather_object(mine) if self.processes > 1 else mine
+        mine = [(random_state(self.accelerator.device), self.carried)]
+        of_all = gather_object(mine) if self.processes > 1 else mine
         self.state.total = time.perf_counter() - self.begun
         content = {
             "data": self.data.sizes(),
@@ -250,7 +264,8 @@ class Training:
             "model": self.model_state(),
             "optimizer": whole_optimizer(self.model, self.optimizer) if self.how.fsdp else self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
-            "random": random,
+            "processes": of_all,
+            "source": self.source.state_dict() if hasattr(self.source, "state_dict") else None,
             "state": asdict(self.state),
             "best": self.best,
         }
@@ -260,18 +275,18 @@ class Training:
     def restore(self, checkpoints: Checkpoints) -> None:
         """Go back to where the checkpoint was taken."""
         content = checkpoints.load()
-        if content.get("fsdp") != self.how.fsdp:
-            began = "with" if content.get("fsdp") else "without"
+        if content["fsdp"] != self.how.fsdp:
+            began = "with" if content["fsdp"] else "without"
             raise ExperimentError(f"{checkpoints.path} is of a run {began} --fsdp; go on as it began.")
-        if len(content["random"]) != self.processes:
+        if len(content["processes"]) != self.processes:
             raise ExperimentError(
-                f"{checkpoints.path} was written by {len(content['random'])} processes, this run has {self.processes}; "
-                "go on with as many."
+                f"{checkpoints.path} was written by {len(content['processes'])} processes, this run has "
+                f"{self.processes}; go on with as many."
             )
         if content["data"] != self.data.sizes():
             raise ExperimentError(
-                f"{checkpoints.path} was made with other data: texts and tokens {content['data']}, "
-                f"now {self.data.sizes()}. Give the same --data, or begin anew with --restart."
+                f"{checkpoints.path} was made with other data: {content['data']}, now {self.data.sizes()}. "
+                "Give the same --data, or begin anew with --restart."
             )
         self.load_model(content["model"])
         if self.how.fsdp:
@@ -279,66 +294,70 @@ class Training:
         else:
             self.optimizer.load_state_dict(content["optimizer"])
         self.scheduler.load_state_dict(content["scheduler"])
-        set_random_state(self.accelerator.device, content["random"][self.accelerator.process_index])
+        random, self.carried = content["processes"][self.accelerator.process_index]
+        set_random_state(self.accelerator.device, random)
+        if hasattr(self.source, "load_state_dict"):
+            self.source.load_state_dict(content["source"])
         self.state, self.best = State(**content["state"]), content["best"]
         self.begun = time.perf_counter() - self.state.total
 
 
-def train(settings: Settings, how: How) -> dict[str, Any]:
+def train(task: Task, settings: Settings, how: How) -> dict[str, Any]:
     """A whole run: its result, complete but for what is asked after it."""
-    name = f"{settings.dataset} {settings.row} seed {settings.seed}"
-    folder = settings.folder(how.out)
-    checkpoints = Checkpoints(folder, settings.as_record(), how.checkpoint_steps, how.checkpoint_minutes)
-    settings.check_table()
-    data = load(settings, how.data)
+    keep_freed_memory()
+    task.check_tables(settings)
+    data = task.load(settings, how.data)
+    checkpoints = Checkpoints.of(task.name, settings, how.out, how.checkpoint_steps, how.checkpoint_minutes)
     try:
-        run = Training(settings, how, data)
+        run = Training(task, settings, how, data)
     except RuntimeError as error:
         if "allocate" not in str(error):
             raise
-        raise ExperimentError(f"{name} needs more memory than there is: {str(error).splitlines()[0]}") from None
+        reason = str(error).splitlines()[0]
+        raise ExperimentError(f"{settings.dataset} {settings.row} needs more memory than there is: {reason}") from None
     if how.resume:
         run.restore(checkpoints)
     run.state.commits.append(run.about["commit"])
     main = run.accelerator.is_main_process
-    logs = folder / "tensorboard" if how.tensorboard else None
-    with Watch(name, run.steps, main=main, logs=logs) as watch, Interrupts() as interrupts:
-        while run.unfinished():
-            run.run_epoch(watch, checkpoints, interrupts)
-            figures = run.close_epoch()
-            run.save(checkpoints)
-            watch.epoch(run.state.epoch * len(run.train_batches), figures)
-        run.load_model(run.best)
-        test = run.evaluate("test") if how.test else None
-    return result(run, test)
+    logs = checkpoints.folder / "tensorboard" if how.tensorboard else None
+    with Display(task, [run.name], run.steps, main=main, logs=logs) as display, Interrupts() as interrupts:
+        run.train(display.lines[0], interrupts, checkpoints)
+        tests = {split: run.evaluate(split) for split in task.tests} if how.test else {}
+        more = task.after(run) if how.test else {}
+    if how.keep_model and main:
+        checkpoints.save_model(run.best)
+    return {**result(run, tests), **more}
 
 
-def named(settings: Settings) -> dict[str, Any]:
+def named(task: Task, settings: Settings) -> dict[str, Any]:
     """What every line begins with: of which run it is."""
     names = ("dataset", "row", "seed", "format")
-    return {"task": "sentiment", **{name: getattr(settings, name) for name in names}, "settings": settings.as_record()}
+    return {"task": task.name, **{name: getattr(settings, name) for name in names}, "settings": settings.as_record()}
 
 
-def result(run: Training, test: tuple[float, float] | None) -> dict[str, Any]:
+def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
     """The line of results."""
-    settings, state = run.settings, run.state
-    embedding = run.accelerator.unwrap_model(run.model).embedding
-    structure = embedding.structure
-    dense = structure.rows * structure.cols
+    settings, state, task = run.settings, run.state, run.task
+    layers = tables(run.plain)
+    structure = layers[0].structure
+    stored = sum(4 * layer.structure.rows * layer.structure.cols / layer.compression_ratio for layer in layers)
+    figures: dict[str, float | None] = {
+        f"{split}_{metric.name}": None for split in task.tests for metric in task.metrics
+    }
+    figures |= {f"{split}_{name}": value for split, values in tests.items() for name, value in values.items()}
     return {
-        **named(settings),
+        **named(task, settings),
         "shape": [
             list(getattr(structure, "row_factors", (structure.rows,))),
             list(getattr(structure, "col_factors", (structure.cols,))),
         ],
         "ranks": list(getattr(structure, "ranks", ())) or ([settings.rank] if settings.rank else []),
-        "table_parameters": structure.numel,
-        "total_parameters": sum(tensor.numel() for tensor in run.classifier.parameters()),
-        "ratio": dense / structure.numel,  # as the paper counts; the next one counts the padding row too
-        "stored_ratio": embedding.compression_ratio,
-        "val_accuracy": state.best,
-        "test_accuracy": None if test is None else test[1],
-        "test_loss": None if test is None else test[0],
+        "table_parameters": sum(layer.structure.numel for layer in layers),
+        "total_parameters": sum(tensor.numel() for tensor in run.plain.parameters()),
+        "ratio": task.ratio(run.plain),  # as the task counts; the next one counts padding rows and biases too
+        "stored_ratio": sum(4 * layer.structure.rows * layer.structure.cols for layer in layers) / stored,
+        **{f"val_{name}": value for name, value in _selected(state).items()},
+        **figures,
         "selected_epoch": state.selected + 1,
         "epochs": state.history,
         "seconds": time.perf_counter() - run.begun,
@@ -351,3 +370,9 @@ def result(run: Training, test: tuple[float, float] | None) -> dict[str, Any]:
         **run.about,
         "commits": list(dict.fromkeys(state.commits)),
     }
+
+
+def _selected(state: State) -> dict[str, float]:
+    """The figures of the selected validation."""
+    figures = state.history[state.selected]
+    return {name.removeprefix("val_"): value for name, value in figures.items() if name.startswith("val_")}

@@ -1,4 +1,4 @@
-"""The demo: a corpus determined by the files, four models that differ in two tables only, a page that stands alone."""
+"""Source code: a corpus determined by the files, models that differ in two tables only, a page that stands alone."""
 
 import json
 import re
@@ -10,60 +10,50 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
 from torch import nn
+from typer.testing import CliRunner
 
-import demo.__main__
-import experiments.tasks.source_code.model
+pytest.importorskip("accelerate")
+
 import tensorbed as tb
-from demo.__main__ import FORMATS, main, run_all, written
-from demo.training import Lanes, Run, Settings, pace, perplexity, take_step, train, windows
-from experiments.tasks.source_code.corpus import UNKNOWN, Corpus, choose_words, read_corpus, source_files, tokenize
+from experiments.__main__ import app
+from experiments.lab.batches import Windows
+from experiments.lab.errors import ExperimentError
+from experiments.lab.optimisers import pace
+from experiments.lab.rows import configured, plan
+from experiments.lab.task import find
+from experiments.lab.training import How, Training
+from experiments.tasks.source_code.corpus import UNKNOWN, choose_words, read_corpus, source_files, tokenize
+from experiments.tasks.source_code.demo import run_all, seen, written
 from experiments.tasks.source_code.model import LanguageModel
-from experiments.tasks.source_code.page import Row, seen
-from tensorbed.structures.dense import DenseMatrix
+from experiments.tasks.source_code.task import Lanes
 
-SOURCE = '''def area(width, height=1):
-    """How much there is."""
-    total = width * height ** 2
-    if total >= 10 and width != height:
-        return total // 2
+TASK = find("source_code")
+ROWS = [row for _, row, _ in plan(TASK).runs]
 
-    return {"area": total, "wide": width}  # of size %d
-'''
+
+def settings(row="full", **options):
+    return configured(TASK, f"python-{row}", {"dim": 8, "batch": 4, "vocabulary": 50, "steps": 8, **options})
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Forty files, two of them for validation, and others that are no part of a corpus."""
-    root = tmp_path / "sources"
-    root.mkdir()
-    for k in range(40):
-        (root / f"file_{k:02}.py").write_text(SOURCE * 6 + f"only_in_{k:02} = {k}\n")
-    for skipped in ("test/test_area.py", "site-packages/other.py", "_sysconfigdata_here.py", "notes.txt"):
-        path = root / skipped
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("skipped = 1\n")
-    return root
+def folder(sources):
+    return sources
 
 
 @pytest.fixture
-def corpus(folder: Path) -> Corpus:
+def corpus(folder):
     return read_corpus(folder, 50)
 
 
-class Silent:
-    def __init__(self) -> None:
-        self.losses: list[float] = []
+@pytest.fixture
+def lanes(corpus):
+    return Lanes.of(corpus, 4)
 
-    def started(self) -> None:
-        pass
 
-    def stepped(self, step: int, loss: float) -> None:
-        self.losses.append(loss)
-
-    def validated(self, step: int, perplexity: float) -> None:
-        pass
+def model_of(row, corpus, seed=3):
+    torch.manual_seed(seed)
+    return LanguageModel(settings(row), corpus.log_frequencies())
 
 
 # Corpus
@@ -143,8 +133,7 @@ def test_bytes_that_are_not_utf8_are_passed_over(folder):
 
 
 def test_models_differ_in_the_tables_only(corpus):
-    models = [LanguageModel(corpus.log_frequencies(), 8, format, seed=3) for format in FORMATS.values()]
-    bodies = [model.body() for model in models]
+    bodies = [model_of(row, corpus).body() for row in ROWS]
     assert any(name.startswith("recurrent.") for name in bodies[0])
     assert torch.equal(bodies[0]["head.bias"], corpus.log_frequencies())
     for body in bodies[1:]:
@@ -152,42 +141,33 @@ def test_models_differ_in_the_tables_only(corpus):
         assert all(torch.equal(body[name], tensor) for name, tensor in bodies[0].items())
 
 
-@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
-def test_both_ends_have_the_format_and_are_born_with_their_spread(format, corpus):
-    model = LanguageModel(corpus.log_frequencies(), 8, format, seed=3)
-    assert model.embedding.structure == model.head.structure == tb.Embedding(len(corpus.words), 8, format).structure
-    for end, std in (
-        (model.embedding, experiments.tasks.source_code.model.EMBEDDING_STD),
-        (model.head, experiments.tasks.source_code.model.HEAD_STD),
-    ):
+@pytest.mark.parametrize("row", ROWS)
+def test_both_ends_have_the_format_and_are_born_with_their_spread(row, corpus):
+    model, told = model_of(row, corpus), settings(row)
+    expected = tb.Embedding(len(corpus.words), 8, told.table_format()).structure
+    assert model.embedding.structure == model.head.structure == expected
+    for end, std in ((model.embedding, told.std), (model.head, told.head_std)):
         assert end.weight.square().mean().sqrt().item() == pytest.approx(std, rel=1e-3)
 
 
-def test_the_four_models_see_the_same_batches(corpus, monkeypatch):
-    seen: list[torch.Tensor] = []
-    hidden, loss = LanguageModel.hidden, tb.Head.loss
-    monkeypatch.setattr(LanguageModel, "hidden", lambda self, w, *state: seen.append(w) or hidden(self, w, *state))
-    monkeypatch.setattr(tb.Head, "loss", lambda self, h, target: seen.append(target) or loss(self, h, target))
-    lanes, settings, heard = Lanes.of(corpus, 4), Settings(steps=3, seed=1), []
-    for format in FORMATS.values():
-        seen.clear()
-        train(LanguageModel(corpus.log_frequencies(), 8, format, 1), lanes, settings, Silent())
-        heard.append(list(seen))
-    for other in heard[1:]:
-        assert len(other) == len(heard[0]) == 2 * (3 + 3)  # steps and validations
-        assert all(torch.equal(a, b) for a, b in zip(other, heard[0], strict=True))
-
-
-def test_windows_follow_each_other_and_begin_again():
-    lanes = torch.arange(200).view(2, 100).T  # 99 words have a successor: three windows of 32
-    found = list(windows(lanes, 4))
-    for words, following in found:
-        assert torch.equal(following, words + 1)
-    assert [words[0, 0].item() for words, _ in found] == [0, 32, 64, 0]
+def test_the_models_see_the_same_batches(lanes, monkeypatch):
+    heard = {row: [] for row in ROWS}
+    real = LanguageModel.forward
+    for row in ROWS:
+        listen = heard[row].append
+        monkeypatch.setattr(
+            LanguageModel, "forward", lambda self, *given, listen=listen: listen(given[:2]) or real(self, *given)
+        )
+        run_all(TASK, [settings(row, steps=3)], lanes)
+    for other in heard.values():
+        assert len(other) == 3 + 3  # steps and validations
+        assert all(
+            torch.equal(a, b) for x, y in zip(other, heard["full"], strict=True) for a, b in zip(x, y, strict=True)
+        )
 
 
 def test_pace_rises_then_falls():
-    shares = [pace(step, 100) for step in range(100)]
+    shares = [pace("cosine", step, 100, 0.1) for step in range(100)]
     top = shares.index(max(shares))
     assert shares[: top + 1] == sorted(shares[: top + 1])
     assert shares[top:] == sorted(shares[top:], reverse=True)
@@ -198,95 +178,114 @@ def test_pace_rises_then_falls():
 # Loss and perplexity
 
 
-@pytest.mark.parametrize("format", FORMATS.values(), ids=FORMATS)
-def test_a_step_has_the_cross_entropy_over_all_words_and_moves_everything(format, corpus):
-    model = LanguageModel(corpus.log_frequencies(), 8, format, 0)
-    words, following = next(windows(Lanes.of(corpus, 4).train, 1))
-    logits = F.linear(model.hidden(words)[0], model.head.weight, model.head.bias)
-    expected = F.cross_entropy(logits.flatten(0, 1), following.flatten()).item()
+@pytest.mark.parametrize("row", ROWS)
+def test_a_step_has_the_cross_entropy_over_all_words_and_moves_everything(row, lanes):
+    run = Training(TASK, settings(row, optimizer="sgd", lr=1.0, warm_up=0.0), How(), lanes)
+    batch = next(run.source.batches(0))
+    model = run.plain
+    logits = F.linear(model.hidden(batch["words"].T)[0], model.head.weight, model.head.bias)
+    expected = F.cross_entropy(logits.flatten(0, 1), batch["following"].T.flatten(), reduction="sum").item()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    loss, _ = take_step(model, torch.optim.SGD(model.parameters(), lr=1.0), words, following, None)
-    assert loss == pytest.approx(expected, rel=1e-5)
+    assert run.step(batch) == pytest.approx(expected, rel=1e-5)
     assert not any(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
-def test_perplexity_of_a_model_that_knows_frequencies_only_is_theirs(corpus):
-    model = LanguageModel(corpus.log_frequencies(), 8, tb.Dense(), 0)
-    nn.init.zeros_(model.head.table)
-    lanes = Lanes.of(corpus, 4).valid
-    expected = (-corpus.log_frequencies()[lanes[1:]].mean()).exp().item()
-    assert perplexity(model, lanes) == pytest.approx(expected, rel=1e-5)
+def test_the_state_goes_on_from_window_to_window_and_gradients_do_not(lanes):
+    run = Training(TASK, settings(window=4), How(), lanes)
+    batches = Windows(lanes.train, 4, [2]).batches()
+    run.step(next(batches))
+    hidden, cell = run.carried[0]
+    assert not hidden.requires_grad
+    assert not cell.requires_grad
+    assert hidden.abs().sum() > 0
+    batch = next(batches)
+    with torch.no_grad():
+        fresh, _ = TASK.loss(run.model, batch, None)
+        going_on, _ = TASK.loss(run.model, batch, (hidden, cell))
+    assert fresh != going_on
 
 
-def test_training_learns_and_repeats_itself(corpus):
-    lanes, settings = Lanes.of(corpus, 4), Settings(steps=40)
-    watches = [Silent(), Silent()]
-    runs = [train(LanguageModel(corpus.log_frequencies(), 8, tb.TensorTrain(), 0), lanes, settings, w) for w in watches]
-    assert runs[0].curve == runs[1].curve
-    assert watches[0].losses == watches[1].losses
-    assert [step for step, _ in runs[0].curve] == [5, 10, 15, 20, 25, 30, 35, 40]
-    assert runs[0].perplexity < runs[0].curve[0][1]
+def test_perplexity_of_a_model_that_knows_frequencies_only_is_theirs(corpus, lanes):
+    run = Training(TASK, settings(), How(), lanes)
+    nn.init.zeros_(run.plain.head.table)
+    expected = (-corpus.log_frequencies()[lanes.valid[:, 1:]].mean()).exp().item()
+    assert run.evaluate("validation")["perplexity"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_results_do_not_depend_on_the_number_of_cores(corpus):
-    lanes, settings, curves = Lanes.of(corpus, 4), Settings(steps=8, dim=8), []
+def test_training_learns_and_repeats_itself(lanes):
+    one, two = (run_all(TASK, [settings("tensor_train", steps=40)], lanes)[0]["epochs"] for _ in range(2))
+    curve = [(stage["step"], stage["val_perplexity"], stage["train_loss"]) for stage in one]
+    assert curve == [(stage["step"], stage["val_perplexity"], stage["train_loss"]) for stage in two]
+    assert [step for step, _, _ in curve] == [5, 10, 15, 20, 25, 30, 35, 40]
+    assert curve[-1][1] < curve[0][1]
+
+
+def test_results_do_not_depend_on_the_number_of_cores(lanes):
+    curves = []
     for cores in (1, 3):
         torch.set_num_threads(cores)
         try:
-            rows = run_all(settings, corpus, lanes, Console(quiet=True))
+            records = run_all(TASK, [settings(row) for row in ROWS], lanes)
             assert torch.get_num_threads() == cores
         finally:
             torch.set_num_threads(1)
-        curves.append([row.run.curve for row in rows])
+        curves.append([[stage["val_perplexity"] for stage in record["epochs"]] for record in records])
     assert curves[0] == curves[1]
 
 
-def test_an_error_in_one_training_ends_the_others(corpus, monkeypatch):
-    lanes, steps = Lanes.of(corpus, 4), 10_000_000  # hours, if they were taken
-    trained = demo.__main__.train
+def test_an_error_in_one_training_ends_the_others(lanes, monkeypatch):
+    real = Training.step
 
-    def fail_on_dense(model, *rest):
-        if isinstance(model.embedding.structure, DenseMatrix):
+    def fail_on_full(self, batch):
+        if self.settings.row == "full":
             raise ZeroDivisionError
-        return trained(model, *rest)
+        return real(self, batch)
 
-    monkeypatch.setattr(demo.__main__, "train", fail_on_dense)
+    monkeypatch.setattr(Training, "step", fail_on_full)
+    rows = [settings(row, steps=10_000_000) for row in ROWS]  # hours, if they were taken
     with pytest.raises(ZeroDivisionError):
-        run_all(Settings(steps=steps, dim=8), corpus, lanes, Console(quiet=True))
+        run_all(TASK, rows, lanes)
 
 
 # From the command line to the page
 
 
 def test_formats_are_shown_as_they_are_written():
-    for format in FORMATS.values():
-        assert eval(written(format), {"tb": tb}) == format
+    for row in ROWS:
+        told = configured(TASK, f"python-{row}", {})
+        shown = written({"format": told.format, "settings": told.as_record()})
+        assert eval(shown, {"tb": tb}) == told.table_format()
+
+
+ARGUMENTS = ["--steps", "4", "--vocabulary", "60", "--dim", "8", "--batch", "4", "--seed", "7"]
 
 
 @pytest.fixture
-def small_run(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> tuple[Path, str]:
+def small_run(folder, tmp_path):
     out = tmp_path / "made" / "here"
-    arguments = ["--steps", "4", "--vocab", "60", "--dim", "8", "--batch", "4", "--seed", "7"]
-    main([*arguments, "--corpus", str(folder), "--out", str(out)])
-    return out, capsys.readouterr().out
+    done = CliRunner().invoke(app, ["source-code", "demo", *ARGUMENTS, "--data", str(folder), "--out", str(out)])
+    assert done.exit_code == 0, done.exception
+    return out, done.output
 
 
 def test_json_tells_all_four_tables_and_how_to_repeat_them(small_run):
     results = json.loads((small_run[0] / "demo.json").read_text())
-    assert results["settings"] == {"steps": 4, "vocab": 60, "dim": 8, "batch": 4, "seed": 7}
+    asked = {"steps": 4, "vocabulary": 60, "dim": 8, "batch": 4, "seed": 7}
+    assert asked.items() <= results["settings"].items()
     assert results["versions"]["tensorbed"] == tb.__version__
-    assert [row["name"] for row in results["tables"]] == list(FORMATS)
+    assert [record["row"] for record in results["tables"]] == ROWS
     words = results["corpus"]["words"]
-    for row, format in zip(results["tables"], FORMATS.values(), strict=True):
-        ends = tb.embedding_and_head(words, 8, format)
-        assert row["parameters"] == sum(p.numel() for end in ends for p in end.parameters())
-        assert row["ratio"] == pytest.approx(2 * ends.ratio)
-        assert row["curve"][-1] == [4, row["perplexity"]]
-        assert 1 < row["perplexity"] < 10 * words
-        assert row["seconds"] > 0
+    for record in results["tables"]:
+        ends = tb.embedding_and_head(words, 8, configured(TASK, f"python-{record['row']}", {}).table_format())
+        assert record["table_parameters"] == sum(p.numel() for end in ends for p in end.parameters())
+        assert record["ratio"] == pytest.approx(2 * ends.ratio)
+        assert record["epochs"][-1]["step"] == 4
+        assert record["epochs"][-1]["val_perplexity"] == record["val_perplexity"]
+        assert 1 < record["val_perplexity"] < 10 * words
+        assert record["train_seconds"] > 0
     # LSTM and narrowing, each with its biases, and the head's.
     body = 4 * 16 * (8 + 16 + 2) + (16 + 1) * 8 + words
-    assert {row["model_parameters"] - row["parameters"] for row in results["tables"]} == {body}
+    assert {record["total_parameters"] - record["table_parameters"] for record in results["tables"]} == {body}
 
 
 def test_page_shows_all_four_rows_and_stands_alone(small_run):
@@ -295,19 +294,22 @@ def test_page_shows_all_four_rows_and_stands_alone(small_run):
     body = re.search(r"<tbody>(.*)</tbody>", page, re.DOTALL).group(1)
     rows = re.findall(r"<tr>.*?</tr>", body)
     for row, told in zip(rows, results["tables"], strict=True):
-        sizes = (f"{told['parameters']:,}", f"{told['ratio']:,.1f}", f"{told['model_parameters']:,}")
-        for text in (told["name"], told["format"], *sizes, f"{told['perplexity']:.1f}"):
+        sizes = (f"{told['table_parameters']:,}", f"{told['ratio']:,.1f}", f"{told['total_parameters']:,}")
+        for text in (told["row"].replace("_", " "), written(told), *sizes, f"{told['val_perplexity']:.1f}"):
             assert f">{text}<" in row
     headings = re.findall(r"<th[^>]*>(.*?)</th>", re.search(r"<thead>(.*)</thead>", page).group(1))
     assert headings[:3] == ["tables", "times smaller", "validation perplexity"]  # as far as a phone shows
     full, *smaller = results["tables"]
     said = re.search(r"<p>(With full tables .*?)</p>", page).group(1)
-    assert f"the perplexity at the end is {full['perplexity']:.1f}; lower is better." in said
+    assert f"the perplexity at the end is {full['val_perplexity']:.1f}; lower is better." in said
     for told in smaller:
-        assert f"{told['name']} {told['perplexity']:.1f} (tables {told['ratio']:,.1f} times smaller, " in said
+        assert (
+            f"{told['row'].replace('_', ' ')} {told['val_perplexity']:.1f} (tables {told['ratio']:,.1f} times smaller, "
+            in said
+        )
     assert page.index(said) < page.index("<table>")
     assert page.count("<svg") == 2
-    assert "--steps 4 --vocab 60 --dim 8 --batch 4 --seed 7 --corpus sources" in page
+    assert "--steps 4 --vocabulary 60 --dim 8 --batch 4 --seed 7 --data sources" in page
     assert str(small_run[0].parent) not in page
     assert "seed 7" in page
     assert "$" not in page
@@ -320,12 +322,12 @@ def test_page_shows_all_four_rows_and_stands_alone(small_run):
 
 def test_what_is_seen_tells_chance_from_difference():
     def row(name, perplexity):
-        return Row(name, "", "", 1000, 51.5, 2000, Run([(1, perplexity)], 1.0))
+        return {"row": name, "ratio": 51.5, "val_perplexity": perplexity}
 
-    assert seen([row("full", 100.0), row("worse", 110.0), row("level", 98.0)]) == (
+    assert seen([row("full", 100.0), row("worse", 110.0), row("on_a_level", 98.0)]) == (
         "With full tables the perplexity at the end is 100.0; lower is better. With compressed ones it is: "
         "worse 110.0 (tables 51.5 times smaller, 10.0% higher); "
-        "level 98.0 (tables 51.5 times smaller, 2.0% lower, which may be chance)."
+        "on a level 98.0 (tables 51.5 times smaller, 2.0% lower, which may be chance)."
     )
 
 
@@ -340,10 +342,10 @@ def test_the_text_in_pictures_is_legible_on_a_phone(small_run):
 def test_output_without_a_terminal_has_a_line_per_validation_the_table_and_the_path(small_run):
     out, shown = small_run
     lines = shown.splitlines()
-    for name in FORMATS:
-        assert sum(line.startswith(name) and " of 4 " in line for line in lines) == 4
-    for format in FORMATS.values():
-        assert sum(written(format) in line for line in lines) == 1
+    for row in ROWS:
+        assert sum(line.startswith(row.replace("_", " ")) and " of 4 " in line for line in lines) == 4
+        told = configured(TASK, f"python-{row}", {})
+        assert sum(written({"format": told.format, "settings": told.as_record()}) in line for line in lines) == 1
     assert lines[-1] == f"page: {out / 'demo.html'}"
     assert "\x1b" not in shown
 
@@ -351,27 +353,27 @@ def test_output_without_a_terminal_has_a_line_per_validation_the_table_and_the_p
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--steps", "0"], "--steps: 0 is not a whole number of at least 1"),
-        (["--steps", "-3"], "--steps: -3 is not a whole number of at least 1"),
-        (["--batch", "many"], "--batch: many is not a whole number of at least 1"),
-        (["--vocab", "1"], "--vocab: 1 is not a whole number of at least 2"),
-        (["--seed", "1.5"], "--seed: 1.5 is not a whole number"),
-        (["--corpus", "nowhere"], "nowhere is not a folder; give one that holds .py files"),
-        (["--corpus", "empty"], "empty holds no .py files"),
-        (["--corpus", "single"], "single holds 1 .py file "),
-        (["--corpus", "short"], "3 tokens for validation, too few"),
-        (["--corpus", "sources", "--batch", "99999999"], "a --batch of at most"),
-        (["--corpus", "sources", "--out", "sources/file_00.py"], "File exists: 'sources/file_00.py'"),
+        (["--steps", "0"], "steps=0: it must be at least 1"),
+        (["--vocabulary", "1"], "vocabulary=1: it must be at least 2"),
+        (["--seed", "-1"], "seed=-1: it must be at least 0"),
+        (["--data", "nowhere"], "nowhere is not a folder; give one that holds .py files"),
+        (["--data", "empty"], "empty holds no .py files"),
+        (["--data", "single"], "single holds 1 .py file "),
+        (["--data", "short"], "3 tokens for validation, too few"),
+        (["--data", "sources", "--batch", "99999999"], "a --batch of at most"),
+        (
+            ["--data", "sources", "--out", "sources/file_00.py"],
+            "--out sources/file_00.py cannot be written to: File exists",
+        ),
     ],
 )
-def test_bad_arguments_are_explained_and_nothing_is_written(arguments, said, folder, monkeypatch, capsys):
+def test_bad_arguments_are_explained_and_nothing_is_written(arguments, said, folder, monkeypatch):
     monkeypatch.chdir(folder.parent)
     for name, files in (("empty", 0), ("single", 1), ("short", 2)):
         Path(name).mkdir()
         for k in range(files):
             Path(name, f"{k}.py").write_text("a = 1")
-    with pytest.raises(SystemExit) as stop:
-        main(arguments)
-    assert stop.value.code == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    done = CliRunner().invoke(app, ["source-code", "demo", *arguments])
+    assert isinstance(done.exception, ExperimentError)
+    assert said in str(done.exception)
     assert not Path("out").exists()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 from itertools import repeat
 from pathlib import Path
 
-from experiments.lab.report.plots import COLOUR, curve_picture, ratio_picture
+from experiments.lab.formats import FULL, label
+from experiments.lab.report.plots import LINES, Look, Point, Series, curve_picture, looks, size_picture
 from experiments.lab.report.sentences import (
     counted,
     findings,
@@ -18,8 +20,8 @@ from experiments.lab.report.sentences import (
     row_names,
     searched,
 )
-from experiments.lab.report.summary import LABELS, TITLES, Entry, Summary
-from experiments.lab.report.tables import LEAD, WORDS, entry_rows, notes, search_rows
+from experiments.lab.report.summary import Entry, Summary
+from experiments.lab.report.tables import WORDS, entry_rows, notes, search_rows
 from pages import page
 
 CONTENT = Path(__file__).with_name("page.html")
@@ -36,11 +38,13 @@ def html(summary: Summary) -> str:
     """Everything in one file: no script, nothing from elsewhere."""
     sections = [section(dataset, entries, summary) for dataset, entries in summary.tables.items()]
     sections += [section_beside(dataset, entries, summary) for dataset, entries in summary.beside.items()]
+    heading = summary.texts.get("heading", summary.texts["title"])
     return page(
-        "Sentiment with full and compressed tables",
+        heading,
         CONTENT,
         style=STYLE,
-        lead=escape(LEAD),
+        heading=escape(heading),
+        lead=escape(summary.texts["lead"]),
         findings=items(findings(summary)),
         names="\n".join(f"<dt>{escape(names)}</dt><dd>{escape(what)}</dd>" for names, what in row_names(summary)),
         sections="\n".join(sections),
@@ -52,30 +56,51 @@ def html(summary: Summary) -> str:
 
 def section(dataset: str, entries: Sequence[Entry], summary: Summary) -> str:
     """A dataset's table and pictures."""
-    full = summary.entry(dataset, "full")
-    smaller = [entry for entry in entries if entry.format != "full"]
-    seen = ranges(smaller, full) if smaller and full else ""
-    pictures = [figure("Test accuracy against size", seen, ratio_picture(entries))]
-    pictures += [
-        figure(
-            f"Validation accuracy after each epoch: {LABELS[format]}",
-            pace(format, entries),
-            curve_picture(format, entries),
-        )
-        for format in dict.fromkeys(entry.format for entry in smaller)
-    ]
-    return f"""<h2>{TITLES[dataset]}</h2>
-{entry_table(entries, full)}
-<p>{escape(how_to_read(entries))}</p>
+    metric, stage = summary.metric, summary.bench.task.stage
+    full = summary.entry(dataset, FULL)
+    smaller = [entry for entry in entries if entry.format != FULL]
+    seen = ranges(summary, smaller, full) if smaller and full else ""
+    of_format = {
+        format: Series(label(format), look, [Point.of(entry) for entry in entries if entry.format == format])
+        for format, look in looks(summary.formats).items()
+    }
+    ours = [of_format[format] for format in summary.formats if format != FULL and of_format[format].points]
+    whole = of_format[FULL] if of_format[FULL].points else None
+    picture = size_picture(f"{dataset}-ratio", metric, summary.split, whole, ours)
+    split, name = summary.split.capitalize(), metric.name
+    pictures = [figure(f"{split} {name} against size", seen, picture)]
+    when = "after each epoch" if stage == "epoch" else "while training"
+    everything = curves(entries, of_format)
+    for format in dict.fromkeys(entry.format for entry in smaller):
+        shown = curves([entry for entry in entries if entry.format in (FULL, format)], of_format)
+        drawn = curve_picture(f"{dataset}-{format}-curves", metric, stage, shown, everything)
+        title = f"Validation {name} {when}: {label(format)}"
+        pictures.append(figure(title, pace(summary, format, entries), drawn))
+    return f"""<h2>{summary.title(dataset)}</h2>
+{entry_table(summary, entries, full)}
+<p>{escape(how_to_read(summary, entries))}</p>
 <div class="pictures">
 {"".join(pictures)}
 </div>"""
 
 
+def curves(entries: Sequence[Entry], of_format: dict[str, Series]) -> list[Series]:
+    """What is drawn of rows while they train: a format's colour, a line of its own for each row."""
+
+    def look(place: int, entry: Entry) -> Look:
+        line = "-" if entry.format == FULL else LINES[(place - (entries[0].format == FULL)) % len(LINES)]
+        return replace(of_format[entry.format].look, line=line)
+
+    return [
+        Series(entry.row, look(place, entry), (), entry.stages, entry.mean_curve, entry.early_stops)
+        for place, entry in enumerate(entries)
+    ]
+
+
 def section_beside(dataset: str, entries: Sequence[Entry], summary: Summary) -> str:
     """Rows with one thing changed, and what that did."""
-    return f"""<h2>{TITLES[dataset]}, beside the table</h2>
-{entry_table(entries, summary.entry(dataset, "full"))}
+    return f"""<h2>{summary.title(dataset)}, beside the table</h2>
+{entry_table(summary, entries, summary.entry(dataset, FULL))}
 <ul>
 {items(findings_beside(summary, dataset))}
 </ul>"""
@@ -94,12 +119,13 @@ def figure(title: str, seen: str, picture: str) -> str:
     return f"<figure><figcaption><b>{escape(title)}</b> {escape(said)}</figcaption>{picture}</figure>\n"
 
 
-def entry_table(entries: Sequence[Entry], full: Entry | None) -> str:
+def entry_table(summary: Summary, entries: Sequence[Entry], full: Entry | None) -> str:
     """A dataset's rows, each with its format's colour and name."""
-    marks = [f'<i style="background:{COLOUR[entry.format]}"></i>' for entry in entries]
+    look = looks(summary.formats)
+    marks = [f'<i style="background:{look[entry.format].colour}"></i>' for entry in entries]
     # Of the full table, its name says it.
-    below = ["" if entry.format == "full" else f"<small>{LABELS[entry.format]}</small>" for entry in entries]
-    return table(entry_rows(entries, full), marks, below)
+    below = ["" if entry.format == FULL else f"<small>{label(entry.format)}</small>" for entry in entries]
+    return table(entry_rows(summary, entries, full), marks, below)
 
 
 def table(rows: Sequence[Sequence[str]], marks: Sequence[str] = (), below: Sequence[str] = ()) -> str:

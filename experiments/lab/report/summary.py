@@ -6,18 +6,15 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
 from statistics import fmean, median, stdev
 from typing import Any
 
 from experiments.lab.errors import ExperimentError
+from experiments.lab.formats import FULL, label
+from experiments.lab.metrics import Metric
+from experiments.lab.search import Bench
 from experiments.lab.settings import read_toml
-
-TITLES = {"sst5": "SST-5", "imdb": "IMDB"}
-LABELS = {"full": "full", "low_rank": "low rank", "tensor_train": "tensor train", "tensor_ring": "tensor ring"}
-ORDER = ("full", "LR3", "LR2", "LR1", "TT1", "TT2", "TT3", "TR1", "TR2", "TR3", "TR4", "TR5", "TR6")
-Grids = Mapping[tuple[str, str], Mapping[tuple[float, float | None], float]]  # dataset and format: (lr, std): score
-_NUMBERS = ("ratio", "total_parameters", "test_accuracy", "val_accuracy", "overhead")
 
 
 @dataclass(frozen=True)
@@ -34,17 +31,18 @@ class Entry:
     total_parameters: int
     seeds: tuple[int, ...]
     validation: tuple[float, ...]
-    test: tuple[float, ...]
+    test: tuple[float, ...]  # or validation again, where a task has no test set
+    more: dict[str, float]  # other metrics and test sets, means
     paper: float | None
-    curves: tuple[tuple[float, ...], ...]  # validation accuracy after each epoch, a seed each
+    curves: tuple[tuple[float, ...], ...]  # the metric at each validation, a seed each
+    stages: tuple[int, ...]  # epochs or steps of these validations
     overhead: float
-    lr: float
-    std: float | None
+    settings: Mapping[str, Any]
     apart: str | None  # in what a row beside the tables differs from theirs
 
     @property
     def mean(self) -> float:
-        """Test accuracy over the seeds."""
+        """Of the metric on the test set over the seeds."""
         return fmean(self.test)
 
     @property
@@ -54,7 +52,7 @@ class Entry:
 
     @property
     def mean_curve(self) -> tuple[float, ...]:
-        """Validation accuracy after each epoch, over all seeds.
+        """The metric at each validation, over all seeds.
 
         A seed that has stopped keeps its last value: a mean of those that are left would jump where one leaves it.
         """
@@ -64,64 +62,107 @@ class Entry:
 
     @property
     def early_stops(self) -> tuple[int, ...]:
-        """Epochs, from 1, after which a seed stopped and others went on."""
+        """Validations, from 1, after which a seed stopped and others went on."""
         lengths = {len(curve) for curve in self.curves}
         return tuple(sorted(lengths - {max(lengths)}))
 
-    @property
-    def best_epochs(self) -> tuple[int, ...]:
-        """The epoch, from 1, that is best on validation, of each seed."""
-        return tuple(1 + curve.index(max(curve)) for curve in self.curves)
+    def best_stages(self, metric: Metric) -> list[int]:
+        """The epoch or step that is best on validation, of each seed."""
+        return [self.stages[curve.index(metric.best(curve, float))] for curve in self.curves]
 
 
 @dataclass(frozen=True)
 class Summary:
     """All tables, and with what they were measured."""
 
+    bench: Bench
     tables: dict[str, tuple[Entry, ...]]
     beside: dict[str, tuple[Entry, ...]]  # rows of the tables with one thing changed
-    grids: Grids
     about: Mapping[str, Any]
+
+    @property
+    def texts(self) -> Mapping[str, Any]:
+        """The task's titles and sentences."""
+        return self.bench.task.texts
+
+    @property
+    def metric(self) -> Metric:
+        """The one that selects."""
+        return self.bench.task.metrics[0]
+
+    @property
+    def split(self) -> str:
+        """What the metric is told on: the first test set, or validation."""
+        return (*self.bench.task.tests, "validation")[0]
+
+    @cached_property
+    def grids(self) -> Mapping[tuple[str, str], Mapping[tuple[Any, ...], float]]:
+        """What searches saw."""
+        return self.bench.grids()
+
+    @property
+    def searched(self) -> list[str]:
+        """Settings that searches choose, the learning rate first."""
+        return list(dict.fromkeys(["lr", *(n for search in self.bench.plan.searches.values() for n in search.names)]))
+
+    @property
+    def formats(self) -> list[str]:
+        """In the order the task tells, others as they come."""
+        used = [entry.format for entries in self.tables.values() for entry in entries]
+        return list(dict.fromkeys([*self.texts.get("formats", [FULL]), *used]))
+
+    def title(self, dataset: str) -> str:
+        """Of a dataset."""
+        return str(self.texts.get("datasets", {}).get(dataset, dataset))
+
+    def plural(self, format: str) -> str:
+        """Tables of a format."""
+        return str(self.texts.get("plurals", {}).get(format, f"{label(format)} tables"))
 
     def entry(self, dataset: str, row: str) -> Entry | None:
         """A row, if it has been run."""
         return next((entry for entry in self.tables.get(dataset, ()) if entry.row == row), None)
 
 
-def summarise(records: Iterable[Mapping[str, Any]], grids: Grids, paper: Path) -> Summary:
-    """Rows of the paper's tables in their order; of a run done twice the later line counts."""
-    figures = read_toml(paper)
+def summarise(bench: Bench, records: Iterable[Mapping[str, Any]]) -> Summary:
+    """Rows in the task's order; of a run done twice the later line counts."""
+    paper = bench.task.folder / "paper.toml"
+    figures = read_toml(paper) if paper.exists() else {}
     groups: defaultdict[tuple[str, str], dict[int, Mapping[str, Any]]] = defaultdict(dict)
     last: Mapping[str, Any] = {}
     commits: dict[str, None] = {}
     for number, record in enumerate(records, 1):
-        check_line(record, number)
+        check_line(bench, record, number)
         groups[record["dataset"], record["row"]][record["seed"]] = record
         last = record
         commits.update(dict.fromkeys(str(one or "unknown") for one in record.get("commits") or [record.get("commit")]))
     if not groups:
-        raise ExperimentError("there are no runs to report; python -m experiments sweep sentiment --table makes them.")
-    entries = [
-        entry_of(dataset, row, groups[dataset, row], figures.get(dataset, {}).get(base(row)))
-        for dataset in TITLES
-        for row in ordered({row for name, row in groups if name == dataset})
-    ]
-    return Summary(
-        by_dataset(entry for entry in entries if entry.apart is None),
-        by_dataset(entry for entry in entries if entry.apart is not None),
-        grids,
-        {"versions": last.get("versions"), "machine": last.get("machine"), "commits": list(commits)},
-    )
+        raise ExperimentError(f"no runs to report; python -m experiments sweep {bench.task.name} makes them.")
+    order = bench.task.texts.get("order", list(dict.fromkeys(row for _, row, _ in bench.plan.runs)))
+    place = {row: number for number, row in enumerate(order)}
+    # Each kind of variant after the rows, in the same order.
+    ordered = sorted(groups, key=lambda key: (key[1].removeprefix(base(key[1])), place.get(base(key[1]), len(place))))
+    titled = list(bench.task.texts.get("datasets", {}))
+    named = dict.fromkeys([*titled, *(dataset for dataset, _ in groups)])
+    parts: tuple[dict[str, tuple[Entry, ...]], ...] = ({}, {})
+    for dataset in named:
+        for key in (key for key in ordered if key[0] == dataset):
+            entry = entry_of(bench, groups[key], figures.get(dataset, {}).get(base(key[1])))
+            part = parts[entry.apart is not None]
+            part[dataset] = (*part.get(dataset, ()), entry)
+    about = {"versions": last.get("versions"), "machine": last.get("machine"), "commits": list(commits)}
+    return Summary(bench, parts[0], parts[1], about)
 
 
-def check_line(record: Mapping[str, Any], number: int) -> None:
+def check_line(bench: Bench, record: Mapping[str, Any], number: int) -> None:
     """A line is of the settings it tells, and its figures are numbers; otherwise nothing can be said of it."""
-    settings = record["settings"]
+    settings, metric = record["settings"], bench.task.metrics[0].name
     wrong = [name for name in ("dataset", "row", "seed", "format") if record.get(name) != settings[name]]
-    wrong += [name for name in _NUMBERS if not is_number(record.get(name))]
+    numbers = ("ratio", "total_parameters", *(f"{split}_{metric}" for split in (*bench.task.tests, "val")), "overhead")
+    wrong += [name for name in numbers if not is_number(record.get(name))]
     epochs = record.get("epochs")
     told = isinstance(epochs, list) and epochs and all(isinstance(epoch, dict) for epoch in epochs)
-    if not told or not all(is_number(epoch.get("val_accuracy")) for epoch in record["epochs"]):
+    if not told or not all(is_number(epoch.get(f"val_{metric}")) for epoch in record["epochs"]):
         wrong.append("epochs")
     if wrong:
         raise ExperimentError(
@@ -135,58 +176,42 @@ def is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def by_dataset(entries: Iterable[Entry]) -> dict[str, tuple[Entry, ...]]:
-    """The entries of each dataset that has any."""
-    found: defaultdict[str, tuple[Entry, ...]] = defaultdict(tuple)
-    for entry in entries:
-        found[entry.dataset] += (entry,)
-    return dict(found)
-
-
-def ordered(rows: Iterable[str]) -> list[str]:
-    """As in the paper, and each kind of variant after it in the same order."""
-    return sorted(rows, key=lambda row: (row.removeprefix(base(row)), ORDER.index(base(row))))
-
-
-def entry_of(dataset: str, row: str, runs: Mapping[int, Mapping[str, Any]], paper: float | None) -> Entry:
+def entry_of(bench: Bench, runs: Mapping[int, Mapping[str, Any]], paper: float | None) -> Entry:
     """The runs of one row, a seed each."""
-    seeds = sorted(runs)
+    task, seeds = bench.task, sorted(runs)
     first, of = runs[seeds[0]], [runs[seed] for seed in seeds]
-    settings = first["settings"]
-    rows, cols = settings["shape"] or ((settings["vocabulary"],), (settings["dim"],))
+    settings, metric = first["settings"], task.metrics[0].name
+    rows, cols = settings["shape"] or first.get("shape") or ((), ())
+    split, *splits = (*task.tests, "val")
+    others = [(s, m.name) for s in (split, *splits[:-1]) for m in task.metrics if (s, m.name) != (split, metric)]
+    longest = max(of, key=lambda run: len(run["epochs"]))["epochs"]
+    suffix = first["row"].removeprefix(base(first["row"])).removeprefix("-")
+    apart = task.texts.get("variants", {}).get(suffix, suffix).format(**settings) if suffix else None
     return Entry(
-        dataset=dataset,
-        row=row,
+        dataset=first["dataset"],
+        row=first["row"],
         format=first["format"],
         shape=f"{factors(rows)} x {factors(cols)}",
         cores=len(rows),
-        rank=str(settings["rank"] or "-"),
+        rank=str(settings["rank"] or (max(first.get("ranks") or [0]) if settings.get("ratio") else 0) or "-"),
         ratio=first["ratio"],
         total_parameters=first["total_parameters"],
         seeds=tuple(seeds),
-        validation=tuple(run["val_accuracy"] for run in of),
-        test=tuple(run["test_accuracy"] for run in of),
+        validation=tuple(run[f"val_{metric}"] for run in of),
+        test=tuple(run[f"{split}_{metric}"] for run in of),
+        more={f"{s} {name}": fmean(run[f"{s}_{name}"] for run in of) for s, name in others},
         paper=paper,
-        curves=tuple(tuple(epoch["val_accuracy"] for epoch in run["epochs"]) for run in of),
+        curves=tuple(tuple(epoch[f"val_{metric}"] for epoch in run["epochs"]) for run in of),
+        stages=tuple(epoch.get(task.stage, number) for number, epoch in enumerate(longest, 1)),
         overhead=median(run["overhead"] for run in of),
-        lr=settings["lr"],
-        std=settings["std"],
-        apart=apart(row, settings),
+        settings=settings,
+        apart=apart,
     )
 
 
 def base(row: str) -> str:
-    """The row of the paper's tables it is, or is a variant of: ``full`` for ``full-padded``."""
+    """The row of the tables it is, or is a variant of: ``full`` for ``full-other``."""
     return row.split("-")[0]
-
-
-def apart(row: str, settings: Mapping[str, Any]) -> str | None:
-    """What the row of a variant has that the tables' have not; none for theirs."""
-    if base(row) == row:
-        return None
-    if settings["pad_to"]:
-        return f"texts padded to {settings['pad_to']} tokens"
-    return f"at most {settings['epochs']} epochs, stopped when {settings['patience']} have not improved"
 
 
 def factors(numbers: Iterable[int]) -> str:

@@ -5,58 +5,41 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import fmean
 
-from experiments.lab.report.sentences import findings, findings_beside, overheads, row_names, searched, written_std
-from experiments.lab.report.summary import LABELS, TITLES, Entry, Summary
+from experiments.lab.formats import FULL, label
+from experiments.lab.report.sentences import findings, findings_beside, overheads, row_names, searched, value_text
+from experiments.lab.report.summary import Entry, Summary
 from pages import unbroken
 
-LEAD = (
-    "The classifier of the paper Tensorized Embedding Layers (Hrinchuk, Khrulkov and others), a bidirectional LSTM on "
-    "word embeddings, trained with the table in full and in compressed formats. Only the table differs from row to "
-    "row, and the learning rate and initial scale found for its format. Rows have the paper's names."
-)
-# What is compared comes first: a phone shows five columns, and the rest is to be scrolled to.
-HEADINGS = (
-    "row", "times smaller", "ours", "to our full", "paper", "validation", "seeds", "parameters", "rank", "lr", "std",
-    "shape",
-)  # fmt: skip
 WORDS = ("row", "shape", "set", "format", "std")  # columns of text, which stand left
-NOTES = (
-    "Paper and ours are test accuracies; ours is the mean over seeds with the deviation of the sample. To our full: "
-    "the difference to our full row in points, hundredths of accuracy. Times smaller, the ratio, counts as the paper "
-    "does, full table over stored numbers without the padding row. Parameters are of the whole model; lr is the "
-    "learning rate, std the deviation of the drawn table.",
-    "Every row has the same words, batches, schedule and selection: words and their order from the training texts, "
-    "cased; batches of exactly equal length, so that no padding is seen and nothing is packed; Adam with a rate that "
-    "falls to zero in a straight line; the epoch chosen on validation; the test set used once. Learning rate and "
-    "deviation of the drawn table come from one small grid, searched for each format on validation (on SST-5 by the "
-    "mean of three seeds); where the best point lies at its edge, a wider grid may have a better one.",
-    "Padded rows stand beside the tables: texts padded at their end to one length, with a trained row for the padding "
-    "where the table is full, with zeros where it is compressed (as in the paper's code) or where the row says zero. "
-    "So do long rows: 16 epochs at most and 4 without improvement, where the tables' rows have 8 and 2.",
-    "By the size of the test sets (25,000 reviews, 2,210 sentences) an accuracy has a standard error of 0.2 points "
-    "on IMDB and 1.0 on SST-5; rows of one seed that are closer than a point are not told apart.",
-    "IMDB: the last 256 tokens of each review; 22,500 reviews for training, 2,500 for validation.",
-)
 
 
-def cells(entry: Entry, full: Entry | None) -> tuple[str, ...]:
-    """A line of a table, as text."""
-    deviation = "" if entry.deviation is None else f" ± {entry.deviation:.3f}"
-    beside = "" if full is None or entry is full else f"{100 * (entry.mean - full.mean):+.1f}"
-    return (
-        entry.row,
-        f"{entry.ratio:,.0f}",
-        f"{entry.mean:.3f}{deviation}",
-        beside,
-        "" if entry.paper is None else f"{entry.paper:.3f}",
-        f"{fmean(entry.validation):.3f}",
-        str(len(entry.seeds)),
-        f"{entry.total_parameters / 1e6:.2f}M",
-        entry.rank,
-        f"{entry.lr:g}",
-        written_std(entry.std),
-        entry.shape,
-    )
+def entry_rows(summary: Summary, entries: Sequence[Entry], full: Entry | None) -> list[tuple[str, ...]]:
+    """Headings and lines of a table. What is compared comes first: a phone shows five columns."""
+    lines = [cells(summary, entry, full) for entry in entries]
+    papers = any(entry.paper is not None for of in summary.tables.values() for entry in of)
+    kept = [name for name in lines[0] if papers or name != "paper"]
+    return [tuple(kept), *(tuple(line[name] for name in kept) for line in lines)]
+
+
+def cells(summary: Summary, entry: Entry, full: Entry | None) -> dict[str, str]:
+    """A line of a table, as text under its headings."""
+    metric = summary.metric
+    deviation = "" if entry.deviation is None else f" ± {metric.written(entry.deviation)}"
+    beside = "" if full is None or entry is full else f"{metric.beside(entry.mean, full.mean):+.1f}"
+    return {
+        "row": entry.row,
+        "times smaller": f"{entry.ratio:,.0f}",
+        "ours": f"{metric.written(entry.mean)}{deviation}",
+        "to our full": beside,
+        "paper": "" if entry.paper is None else metric.written(entry.paper),
+        **{name: f"{value:.4g}" for name, value in entry.more.items()},
+        "validation": metric.written(fmean(entry.validation)),
+        "seeds": str(len(entry.seeds)),
+        "parameters": f"{entry.total_parameters / 1e6:.2f}M",
+        "rank": entry.rank,
+        **{name: value_text(entry.settings[name]) for name in summary.searched},
+        "shape": entry.shape,
+    }
 
 
 def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -66,39 +49,36 @@ def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *lines)]
 
 
-def entry_rows(entries: Sequence[Entry], full: Entry | None) -> list[tuple[str, ...]]:
-    """Headings and lines of a table."""
-    return [HEADINGS, *(cells(entry, full) for entry in entries)]
-
-
 def search_rows(summary: Summary) -> list[tuple[str, ...]]:
-    """Headings and lines of what the search for learning rates saw."""
-    rates = sorted({rate for points in summary.grids.values() for rate, _ in points})
-    rows: list[tuple[str, ...]] = [("set", "format", "std", *(f"lr {rate:g}" for rate in rates))]
+    """Headings and lines of what the searches saw: a rate a column, whatever else was searched a line."""
+    rates = sorted({point[0] for points in summary.grids.values() for point in points})
+    others = summary.searched[1:]
+    rows: list[tuple[str, ...]] = [("set", "format", *others, *(f"lr {rate:g}" for rate in rates))]
     for (dataset, format), points in summary.grids.items():
-        for std in dict.fromkeys(std for _, std in points):
-            scores = [points.get((rate, std)) for rate in rates]
-            told = ["" if score is None else f"{score:.3f}" for score in scores]
-            rows.append((TITLES[dataset], LABELS[format], written_std(std), *told))
+        for rest in dict.fromkeys(point[1:] for point in points):
+            scores = [points.get((rate, *rest)) for rate in rates]
+            told = ["" if score is None else summary.metric.written(score) for score in scores]
+            rows.append((summary.title(dataset), label(format), *map(value_text, rest), *told))
     return rows
 
 
 def notes(summary: Summary) -> list[str]:
     """How it was measured, and what that cost."""
-    return [*NOTES, overheads(summary)]
+    return [*summary.texts.get("notes", []), overheads(summary)]
 
 
 def markdown(summary: Summary) -> str:
     """The report as a text."""
-    lines = ["# Sentiment", "", LEAD, "", "Written by `python -m experiments report` from the lines beside it.", ""]
+    lines = [f"# {summary.texts['title']}", "", summary.texts["lead"], ""]
+    lines += ["Written by `python -m experiments report` from the lines beside it.", ""]
     lines += ["## What is seen", "", *(f"* {said}" for said in findings(summary)), ""]
     lines += ["## What the rows are", "", *(f"* **{names}**: {what}" for names, what in row_names(summary)), ""]
-    for dataset, entries in summary.tables.items():
-        lines += [f"## {TITLES[dataset]}", "", *table_lines(entry_rows(entries, summary.entry(dataset, "full"))), ""]
-    for dataset, entries in summary.beside.items():
-        lines += [f"## {TITLES[dataset]}, beside the table", ""]
-        lines += [*table_lines(entry_rows(entries, summary.entry(dataset, "full"))), ""]
-        lines += [*(f"* {said}" for said in findings_beside(summary, dataset)), ""]
+    for part, beside in ((summary.tables, ""), (summary.beside, ", beside the table")):
+        for dataset, entries in part.items():
+            lines += [f"## {summary.title(dataset)}{beside}", ""]
+            lines += [*table_lines(entry_rows(summary, entries, summary.entry(dataset, FULL))), ""]
+            if beside:
+                lines += [*(f"* {said}" for said in findings_beside(summary, dataset)), ""]
     lines += ["## How", "", *(f"* {note}" for note in notes(summary)), ""]
     if summary.grids:
         lines += ["## Search on validation", "", *(f"* {said}" for said in searched(summary)), ""]

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 from experiments.lab.batches import Batch, by_length
 from experiments.lab.errors import ExperimentError, unknown
-from experiments.lab.files import gzip_lines
-from experiments.lab.settings import Settings
-from experiments.tasks.sentiment.model import FIRST_WORD, PAD, UNKNOWN
+from experiments.lab.files import check_folder, gzip_lines
+from experiments.tasks.sentiment.model import FIRST_WORD, PAD, UNKNOWN, SentimentSettings
 from experiments.tasks.sentiment.trees import parse
 
 CLASSES = {"sst5": 5, "imdb": 2}
@@ -43,12 +42,12 @@ class Data:
     def sizes(self) -> dict[str, list[int]]:
         """Texts and tokens of each split."""
         return {
-            split: [sum(len(group.labels) for group in groups), sum(group.tokens.numel() for group in groups)]
+            split: [sum(group.rows for group in groups), sum(group.numbers for group in groups)]
             for split, groups in self.splits.items()
         }
 
 
-def load(settings: Settings, folder: Path | None) -> Data:
+def load(settings: SentimentSettings, folder: Path | None) -> Data:
     """Read, number and group a dataset; the words are those of the training texts, most frequent first."""
     readers: dict[str, Callable[[Path | None, bool], dict[str, list[Labelled]]]] = {"sst5": sst5, "imdb": imdb}
     if settings.dataset not in readers:
@@ -84,13 +83,6 @@ def load(settings: Settings, folder: Path | None) -> Data:
         for split, texts in raw.items()
     }
     return Data(splits, chosen, CLASSES[settings.dataset])
-
-
-def check_folder(folder: Path | None) -> None:
-    """A folder that was given is there."""
-    if folder is not None and not folder.is_dir():
-        what = "this is a file, not a folder" if folder.exists() else "there is no such folder"
-        raise ExperimentError(f"--data {folder}: {what}; leave it out to fetch the public originals.")
 
 
 def padded(text: list[int], length: int | None) -> list[int]:

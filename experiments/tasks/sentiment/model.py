@@ -2,13 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
 import tensorbed as tb
-from experiments.lab.settings import Settings
+from experiments.lab.settings import Settings, option
 
 PAD, UNKNOWN, FIRST_WORD = 0, 1, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentimentSettings(Settings):
+    """Of the classifier and its texts."""
+
+    vocabulary: int = option(25_000, least=3)  # padding, the unknown word and one more
+    dim: int = option(256, least=1)
+    hidden: int = option(128, least=1)
+    layers: int = option(2, least=1)
+    dropout: float = option(0.5, "of embeddings, between layers and before the head", least=0, below=1)
+    max_tokens: int | None = option(None, least=1)  # the last ones of each text
+    pad_to: int | None = option(None, least=1)  # shorter texts are padded at their end, and the LSTM reads the padding
+    pad_row: str = option("zero", choices=("zero", "trained"))  # what it reads there; "trained" is a row as any other
+    phrases: bool = option(False, "train on all phrases of SST-5")
+    train_limit: int | None = option(None, least=1)  # train on so many texts; words are counted on all
+    examples: int | None = option(None, least=1)  # as if each split had only so many texts
 
 
 class Classifier(nn.Module):
@@ -19,7 +38,7 @@ class Classifier(nn.Module):
         - output: ``(texts, classes)``
     """
 
-    def __init__(self, settings: Settings, classes: int) -> None:
+    def __init__(self, settings: SentimentSettings, classes: int) -> None:
         super().__init__()
         self.embedding = tb.Embedding(
             settings.vocabulary,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 import torch
+from rich.progress import track
 from torch import Tensor
+
+from experiments.lab.errors import ExperimentError
 
 UNKNOWN = "<unk>"
 EVERY = 20  # one file in this many is for validation
@@ -71,14 +75,14 @@ def choose_words(counts: Mapping[str, int], size: int) -> tuple[str, ...]:
     return (UNKNOWN, *ranked[: size - 1])
 
 
-def read_corpus(root: Path, size: int, track: Callable[[Sequence[Path]], Iterable[Path]] = iter) -> Corpus:
+def read_corpus(root: Path, size: int) -> Corpus:
     """Read, tokenise and split a folder of sources; the words are chosen on the training files only."""
     files = _checked(root)
     # Tokens are numbered as they appear, so that millions of equal strings are not kept until words are chosen.
     numbers: defaultdict[str, int] = defaultdict()
     numbers.default_factory = numbers.__len__
     streams = []
-    for path in track(files):
+    for path in track(files, "reading sources", transient=True, disable=not sys.stdout.isatty()):
         tokens = tokenize(path.read_text(encoding="utf-8", errors="ignore"))
         streams.append(array("q", [numbers[token] for token in tokens]))
     valid = _joined(streams[::EVERY])
@@ -93,10 +97,10 @@ def read_corpus(root: Path, size: int, track: Callable[[Sequence[Path]], Iterabl
 
 def _checked(root: Path) -> list[Path]:
     if not root.is_dir():
-        raise ValueError(f"{root} is not a folder; give one that holds .py files.")
+        raise ExperimentError(f"{root} is not a folder; give one that holds .py files.")
     files = source_files(root)
     if len(files) < 2:
-        raise ValueError(
+        raise ExperimentError(
             f"{root} holds {len(files) or 'no'} .py file{'s' * (not files)} (folders such as test and site-packages "
             "are skipped); at least 2 are needed, one of them for validation."
         )

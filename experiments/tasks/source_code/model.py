@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 import tensorbed as tb
-from tensorbed.structures import Format
-
-# Of the tables at birth, whatever their format. In 300 steps a head's 0.1 was better than 0.02, or within a percent of
-# it, for each format; 0.2 for both ends was worse by 3 or 4 % for full tables and for a train of rank 16.
-EMBEDDING_STD = 0.3
-HEAD_STD = 0.1
+from experiments.lab.settings import Settings, option
 
 State = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceCodeSettings(Settings):
+    """Of the model and of the windows it reads."""
+
+    vocabulary: int = option(10_000, "words at most, <unk> among them", least=2)
+    dim: int = option(96, "numbers per word", least=1)
+    head_std: float = option(0.1, "of the head's table as it is drawn", above=0)
+    steps: int = option(1000, "training steps", least=1)
+    window: int = option(32, "tokens per lane and step, as far back as gradients go", least=1)
+    validations: int = option(8, "spread over the steps", least=1)
 
 
 class LanguageModel(nn.Module):
@@ -24,16 +34,15 @@ class LanguageModel(nn.Module):
         - hidden: ``(length, batch, dim)``
     """
 
-    def __init__(self, log_frequencies: Tensor, dim: int, format: Format, seed: int) -> None:
+    def __init__(self, settings: SourceCodeSettings, log_frequencies: Tensor) -> None:
         super().__init__()
-        vocab = len(log_frequencies)
-        torch.manual_seed(seed)
+        vocabulary, dim, format = len(log_frequencies), settings.dim, settings.table_format()
         self.recurrent = nn.LSTM(dim, 2 * dim)
         self.narrow = nn.Linear(2 * dim, dim)
         # The tables come last: whatever they draw, the body has drawn the same numbers before them. One call of
         # tb.embedding_and_head would make both with one spread; here the embedding likes a larger one than the head.
-        self.embedding = tb.Embedding(vocab, dim, format, std=EMBEDDING_STD)
-        self.head = tb.Head(dim, vocab, format, bias=True, std=HEAD_STD)
+        self.embedding = tb.Embedding(vocabulary, dim, format, std=settings.std)
+        self.head = tb.Head(dim, vocabulary, format, bias=True, std=settings.head_std)
         # Born knowing how frequent words are, it does not spend its first hundreds of steps on that.
         assert self.head.bias is not None
         with torch.no_grad():
@@ -43,7 +52,12 @@ class LanguageModel(nn.Module):
         out, state = self.recurrent(self.embedding(words), state)
         return self.narrow(out), state
 
-    def body(self) -> dict[str, Tensor]:
+    def forward(self, words: Tensor, following: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """The loss, exact and over all words, summed over the tokens."""
+        hidden, state = self.hidden(words, state)
+        return self.head.loss(hidden, following, reduction="sum"), state
+
+    def body(self) -> dict[str, Any]:
         """Everything but the two tables; the head's bias is no part of its table."""
         tables = {f"{end}.{name}" for end in ("embedding", "head") for name in getattr(self, end).params()}
         return {name: tensor for name, tensor in self.state_dict().items() if name not in tables}

@@ -13,26 +13,35 @@ from experiments.lab import files
 from experiments.lab.checkpoints import CONTENT, Checkpoints
 from experiments.lab.errors import Diverged, ExperimentError
 from experiments.lab.records import about
-from experiments.lab.settings import configured
-from experiments.lab.training import How, Training, train
-from experiments.tasks.sentiment import task
-from experiments.tasks.sentiment.data import load
+from experiments.lab.rows import configured
+from experiments.lab.task import find
+from experiments.lab.training import How, Training
+from experiments.lab.training import train as train_task
 from experiments.tasks.sentiment.model import Classifier
 
+TASK = find("source_code")  # the smallest
 FIELDS = """
-    task dataset row seed format shape ranks table_parameters total_parameters ratio val_accuracy test_accuracy
+    task dataset row seed format shape ranks table_parameters total_parameters ratio val_perplexity val_loss
     epochs selected_epoch seconds tokens_per_second overhead peak_memory_bytes settings versions machine commit time
 """
 
 
 @pytest.fixture
 def settings(row):
-    return lambda **options: configured(task.CONFIGS, str(row()), options)
+    return lambda **options: configured(TASK, str(row()), options)
 
 
 @pytest.fixture
-def how(data, tmp_path):
-    return lambda **options: How(**{"data": data, "out": tmp_path / "out", **options})
+def how(sources, tmp_path):
+    return lambda **options: How(**{"data": sources, "out": tmp_path / "out", **options})
+
+
+def train(settings, how):
+    return train_task(TASK, settings, how)
+
+
+def checkpoints(settings, how):
+    return Checkpoints.of(TASK.name, settings, how.out)
 
 
 class KillError(Exception):
@@ -60,10 +69,16 @@ def test_a_run_tells_everything(settings, how):
     record = train(settings(), how())
     assert set(FIELDS.split()) <= set(record)
     json.dumps(record)
-    assert record["ratio"] == pytest.approx(20 * 8 / (4 * 2 * 2 + 2 * 5 * 4))
-    assert record["val_accuracy"] == max(epoch["val_accuracy"] for epoch in record["epochs"])
-    assert record["val_accuracy"] == record["epochs"][record["selected_epoch"] - 1]["val_accuracy"]
-    assert record["tokens"] == len(record["epochs"]) * load(settings(), how().data).sizes()["train"][1]
+    rows, cols = record["shape"]
+    stored = sum(
+        2 * i * j * (2 if 0 < k < len(rows) - 1 else 1) for k, (i, j) in enumerate(zip(rows, cols, strict=True))
+    )
+    words = len(TASK.load(settings(), how().data).corpus.words)
+    assert record["table_parameters"] == 2 * stored  # both ends
+    assert record["ratio"] == pytest.approx(words * 8 / stored)
+    assert record["val_perplexity"] == record["epochs"][-1]["val_perplexity"]
+    assert [epoch["step"] for epoch in record["epochs"]] == [8, 16, 24]
+    assert record["tokens"] == 24 * 4 * 4
     assert 0 <= record["overhead"] < 1
 
 
@@ -75,18 +90,18 @@ def test_what_a_record_tells_of_the_machine_names_nobody(tmp_path):
     assert "/" not in json.dumps(about()["machine"])
 
 
-def test_the_paper_has_so_many_parameters():
+def test_the_paper_has_so_many_parameters(sentiment):
     """7.19M in all with the full table, 0.81M with TT3."""
     for name, millions in (("imdb-full", 7.19), ("imdb-tt3", 0.81), ("sst5-full", 5.19), ("sst5-tt1", 0.85)):
-        row = configured(task.CONFIGS, name, {})
+        row = configured(sentiment, name, {})
         with torch.device("meta"):
             total = sum(p.numel() for p in Classifier(row, 2).parameters())
         assert total / 1e6 == pytest.approx(millions, abs=0.0101)
 
 
-def test_the_padding_row_is_zero_or_trained():
+def test_the_padding_row_is_zero_or_trained(sentiment):
     for name, zero in (("sst5-full", True), ("sst5-full-zero-padded", True), ("sst5-full-padded", False)):
-        model = Classifier(configured(task.CONFIGS, name, {}), 5)
+        model = Classifier(configured(sentiment, name, {}), 5)
         model(torch.tensor([[0, 3]])).sum().backward()
         assert bool((model.embedding(torch.tensor(0)) == 0).all()) is zero
         table = next(p for p in model.embedding.parameters() if p.shape == (17_200, 256))
@@ -99,7 +114,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_others(settings, how):
     assert one != losses(train(settings(seed=2), how()))
 
 
-@pytest.mark.parametrize(("steps", "precision"), [(1, "fp32"), (7, "fp32"), (11, "bf16"), (20, "bf16")])
+@pytest.mark.parametrize(("steps", "precision"), [(1, "fp32"), (7, "fp32"), (8, "bf16"), (19, "bf16")])
 def test_a_killed_run_goes_on_bit_for_bit(settings, how, tmp_path, monkeypatch, steps, precision):
     row = settings(precision=precision)
     whole = losses(train(row, how(out=tmp_path / "whole")))
@@ -108,27 +123,29 @@ def test_a_killed_run_goes_on_bit_for_bit(settings, how, tmp_path, monkeypatch, 
 
 
 def test_a_run_killed_after_its_last_epoch_does_not_train_another(settings, how, monkeypatch):
-    row = settings(epochs=6, patience=2)
-    scores = {"validation": iter([0.5, 0.4, 0.3, 0.9, 0.9, 0.9])}
+    row = settings(validations=6, patience=2)
+    scores = iter([5.0, 6.0, 7.0, 1.0, 1.0, 1.0])
 
-    def evaluate(self, split):
-        if split == "test":
-            raise KillError
-        return 1.0, next(scores["validation"])
+    def killed(self, run):
+        raise KillError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Training, "evaluate", evaluate)
-        with pytest.raises(KillError):
-            train(row, how())
-    record = train(row, how(resume=True))
-    assert [epoch["val_accuracy"] for epoch in record["epochs"]] == [0.5, 0.4, 0.3]
+        patch.setattr(type(TASK), "selects", True)
+        with monkeypatch.context() as inner:
+            inner.setattr(Training, "evaluate", lambda self, split: {"perplexity": next(scores)})
+            inner.setattr(type(TASK), "after", killed)
+            with pytest.raises(KillError):
+                train(row, how())
+        patch.setattr(type(TASK), "after", lambda self, run: {"decoded": sorted(run.best) == sorted(run.model_state())})
+        record = train(row, how(resume=True))
+    assert [epoch["val_perplexity"] for epoch in record["epochs"]] == [5.0, 6.0, 7.0]
     assert record["selected_epoch"] == 1
-    assert record["test_accuracy"] is not None
+    assert record["decoded"] is True
 
 
 def test_time_and_commits_of_all_starts_are_kept(settings, how, monkeypatch):
     killed(monkeypatch, 5, settings(), how(checkpoint_steps=1))
-    saved = Checkpoints(settings().folder(how().out), settings().as_record()).read()["state"]
+    saved = checkpoints(settings(), how()).read()["state"]
     assert 0 < saved["seconds"] <= saved["total"]
     monkeypatch.setattr("experiments.lab.records.commit", lambda: "another")
     record = train(settings(), how(resume=True))
@@ -138,50 +155,53 @@ def test_time_and_commits_of_all_starts_are_kept(settings, how, monkeypatch):
 
 def test_gradients_of_pieces_are_those_of_the_batch(settings, how):
     """Compared as they are: what Adam makes of them would hide a factor."""
-    row = settings(dropout=0.0)
-    texts = load(row, how().data)
+    lanes = TASK.load(settings(), how().data)
 
     def gradients(pieces):
-        run = Training(row, how(accumulate=pieces), texts)
-        loss = run.gradients(next(iter(run.train_batches.epoch())))
-        return loss, [p.grad for p in run.classifier.parameters()]
+        run = Training(TASK, settings(), how(accumulate=pieces), lanes)
+        loss = run.gradients(next(run.source.batches(0)))
+        return loss, [p.grad for p in run.plain.parameters()]
 
     for pieces in (3, 100):
         torch.testing.assert_close(gradients(pieces), gradients(1), rtol=1e-5, atol=1e-7)
 
 
 def test_training_stops_when_validation_has_not_improved(settings, how, monkeypatch):
-    scores = iter([0.3, 0.5, 0.4, 0.5, 0.9])
-    monkeypatch.setattr(Training, "evaluate", lambda self, split: (1.0, next(scores)))
-    record = train(settings(epochs=5, patience=2), how(test=False))
-    assert [epoch["val_accuracy"] for epoch in record["epochs"]] == [0.3, 0.5, 0.4, 0.5]
+    """By the direction of its metric."""
+    scores = iter([5.0, 3.0, 4.0, 3.0, 1.0])
+    monkeypatch.setattr(type(TASK), "selects", True)
+    monkeypatch.setattr(Training, "evaluate", lambda self, split: {"perplexity": next(scores)})
+    record = train(settings(validations=6, patience=2), how(test=False))
+    assert [epoch["val_perplexity"] for epoch in record["epochs"]] == [5.0, 3.0, 4.0, 3.0]
     assert record["selected_epoch"] == 2
-    assert record["test_accuracy"] is None
+    assert record["val_perplexity"] == 3.0
 
 
-def test_the_test_set_is_used_once_with_the_selected_model(settings, how, monkeypatch):
-    seen = []
-    real = Training.evaluate
-    scores = iter([0.3, 0.8, 0.5])
+def test_every_test_set_is_used_once_with_the_selected_model(settings, how, monkeypatch):
+    seen, scores = [], iter([5.0, 1.0, 3.0, 7.0, 8.0])
 
     def evaluate(self, split):
-        seen.append((split, self.classifier.head.weight.detach().clone()))
-        return real(self, split) if split == "test" else (1.0, next(scores))
+        seen.append((split, self.plain.narrow.weight.detach().clone()))
+        return {"perplexity": next(scores), "other": 0.5}
 
     monkeypatch.setattr(Training, "evaluate", evaluate)
-    train(settings(), how())
-    assert [split for split, _ in seen] == ["validation", "validation", "validation", "test"]
-    assert torch.equal(seen[3][1], seen[1][1])
+    monkeypatch.setattr(type(TASK), "selects", True)
+    monkeypatch.setattr(type(TASK), "tests", ("near", "far"))
+    record = train(settings(), how())
+    assert [split for split, _ in seen] == ["validation", "validation", "validation", "near", "far"]
+    assert all(torch.equal(weight, seen[1][1]) for _, weight in seen[3:])
+    assert [record[f"{split}_perplexity"] for split in ("val", "near", "far")] == [1.0, 7.0, 8.0]
+    assert record["far_other"] == 0.5
 
 
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_last_good_checkpoint(settings, how, monkeypatch):
     real = Training.step
     monkeypatch.setattr(Training, "step", lambda self, b: math.nan if self.state.step == 3 else real(self, b))
-    with pytest.raises(Diverged, match=r"gradient is nan in step 4 of epoch 1.*smaller --lr.*last good checkpoint"):
+    with pytest.raises(Diverged, match=r"gradient is nan in step 4 of stage 1.*smaller --lr.*last good checkpoint"):
         train(settings(), how(checkpoint_steps=2))
     monkeypatch.setattr(Training, "step", real)
-    run = Training(settings(), how(), load(settings(), how().data))
-    run.restore(Checkpoints(how().out / "sst5-tiny-0", settings().as_record()))
+    run = Training(TASK, settings(), how(), TASK.load(settings(), how().data))
+    run.restore(checkpoints(settings(), how()))
     assert run.state.step == 2
 
 
@@ -191,13 +211,13 @@ def test_a_gradient_that_is_no_number_spoils_no_weight_and_no_checkpoint(setting
     def gradients(self, batch):
         loss = real(self, batch)
         if self.state.step == 3:
-            self.classifier.head.weight.grad[0, 0] = math.inf
+            self.plain.narrow.weight.grad[0, 0] = math.inf
         return loss
 
     monkeypatch.setattr(Training, "gradients", gradients)
-    with pytest.raises(Diverged, match="step 4 of epoch 1"):
+    with pytest.raises(Diverged, match="step 4 of stage 1"):
         train(settings(), how(checkpoint_steps=1))
-    saved = Checkpoints(how().out / "sst5-tiny-0", settings().as_record()).load()
+    saved = checkpoints(settings(), how()).load()
     assert saved["state"]["step"] == 3
     assert all(tensor.isfinite().all() for tensor in saved["model"].values())
 
@@ -220,13 +240,14 @@ def test_a_checkpoint_of_something_else_is_refused_before_training(settings, how
     with pytest.raises(ExperimentError, match="there is no checkpoint"):
         train(settings(), how(resume=True))
     killed(monkeypatch, 5, settings(), how(checkpoint_steps=1))
-    with pytest.raises(ExperimentError, match=r"is of another configuration: lr 0.001 \(now 0.5\)\. Give the same"):
+    with pytest.raises(ExperimentError, match=r"is of another configuration: lr 0.01 \(now 0.5\)\. Give the same"):
         train(settings(lr=0.5), how(resume=True))
     fewer = tmp_path / "fewer"
-    small_files.sst5(fewer, sizes=(60, 20, 19))
-    with pytest.raises(ExperimentError, match=r"made with other data: .*'test': \[20, .*now .*'test': \[19, "):
+    small_files.sources(fewer)
+    (fewer / "file_07.py").unlink()
+    with pytest.raises(ExperimentError, match=r"made with other data: .*'train': \[.*now .*'train': \["):
         train(settings(), how(resume=True, data=fewer))
-    path = how().out / "sst5-tiny-0" / "checkpoint.pt"
+    path = checkpoints(settings(), how()).path
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(ExperimentError, match="is damaged"):
         train(settings(), how(resume=True))
