@@ -20,9 +20,9 @@ Scores = dict[Point, float]
 
 
 @lru_cache(8)
-def _recorded(path: Path, kind: Any, state: object) -> list[tuple[Settings, Mapping[str, Any]]]:
+def _recorded(path: Path, task: Task, state: object) -> list[tuple[Settings, Mapping[str, Any]]]:
     """Read once, as long as the file is in the same ``state``: every row of a sweep asks for it."""
-    lines = ((recorded(kind, record), record) for record in read(path))
+    lines = ((recorded(task.settings, record), record) for record in read(path))
     return [(settings, record) for settings, record in lines if settings is not None]
 
 
@@ -46,7 +46,7 @@ class Bench:
         """Lines that tell settings there still are, with them."""
         path = self.file(kind)
         state = path.stat() if path.exists() else None
-        return _recorded(path, self.task.settings, state and (state.st_mtime_ns, state.st_size))
+        return _recorded(path, self.task, state and (state.st_mtime_ns, state.st_size))
 
     def trials(self, dataset: str, format: str) -> dict[tuple[Point, int], float]:
         """The metric on validation of each point and seed of a format's grid, tried with the settings of today."""

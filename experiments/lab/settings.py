@@ -111,10 +111,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ExperimentError(f"{path} is no TOML file: {error}.") from None
 
 
-@cache
 def hints(kind: Any) -> dict[str, Any]:
-    """The types of all settings."""
-    return get_type_hints(kind)
+    """The types of all settings, looked up once: thousands of lines are read."""
+    return _hints(kind)
+
+
+_hints = cache(get_type_hints)
 
 
 def checked(kind: type[Settings], values: Mapping[str, Any], where: str) -> None:
