@@ -151,10 +151,10 @@ def league(
     smoke: Smoke = False,
 ) -> None:
     """Run one task over formats at equal stored bytes; stopped and started again, it goes on."""
-    from experiments.lab.league import League
+    from experiments.lab.league import league_of
 
     sweep = swept(find(task), data, out, results, jobs, smoke)
-    check_failed(League.of(sweep.bench, formats, budgets, seeds).run(sweep))
+    check_failed(league_of(sweep.bench, formats, budgets, seeds).run(sweep))
 
 
 @app.command()

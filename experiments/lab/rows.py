@@ -135,4 +135,5 @@ def changed(row: Settings, settings: Settings, given: Mapping[str, Any]) -> str:
     if "format" in names or "dataset" in names:
         first = settings.format + ("" if settings.rank is None else f"-rank{settings.rank}")
         names = [name for name in names if name not in ("format", "rank")]
-    return re.sub(r"[^\w=+.-]+", "_", "-".join([first, *(f"{name}={given[name]}" for name in names)]))
+    told = "-".join([first, *(f"{name}={given[name]}" for name in names)])
+    return re.sub(r"[^\w=+.-]+", "_", told.replace(")", ""))

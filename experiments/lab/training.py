@@ -323,7 +323,8 @@ def train(task: Task, settings: Settings, how: How) -> dict[str, Any]:
     with Display(task, [run.name], run.steps, main=main, logs=logs) as display, Interrupts() as interrupts:
         run.train(display.lines[0], interrupts, checkpoints)
         tests = {split: run.evaluate(split) for split in task.tests} if how.test else {}
-        more = task.after(run) if how.test else {}
+        with torch.no_grad():
+            more = task.after(run) if how.test else {}
     if how.keep_model and main:
         checkpoints.save_model(run.best)
     return {**result(run, tests), **more}

@@ -20,17 +20,18 @@ import tensorbed as tb
 from experiments.lab.files import writable_folder, write_whole
 from experiments.lab.formats import known
 from experiments.lab.processes import Interrupts
+from experiments.lab.report.page import table
 from experiments.lab.report.plots import Point, Series, curve_picture, looks, size_picture
 from experiments.lab.rows import configured, plan
 from experiments.lab.task import Task
 from experiments.lab.training import How, Training, result
 from experiments.lab.watching import Display
-from experiments.tasks.source_code.model import SourceCodeSettings
 from pages import page
 
 CONTENT = Path(__file__).with_name("demo.html")
 CHANCE = 0.03  # of a perplexity: what another seed moves it by
-OPTIONS = ("steps", "vocabulary", "dim", "batch", "seed")
+# What is compared comes first, as far as a phone shows it.
+HEADINGS = ("tables", "times smaller", "validation perplexity", "both tables", "whole model", "seconds", "format")
 
 Record = dict[str, Any]
 
@@ -47,20 +48,27 @@ def demo(
     """Train the model four times, with full and with compressed tables at both ends, and write a page."""
     from experiments.tasks.source_code.task import TASK
 
-    given = dict(zip(OPTIONS, (steps, vocabulary, dim, batch, seed), strict=True))
-    rows: list[Any] = [configured(TASK, f"{dataset}-{row}", given) for dataset, row, _ in plan(TASK).runs]
-    console = Console()
-    lanes = TASK.load(rows[0], data)
+    given = {"steps": steps, "vocabulary": vocabulary, "dim": dim, "batch": batch, "seed": seed}
+    settings: list[Any] = [configured(TASK, f"{dataset}-{row}", given) for dataset, row, _ in plan(TASK).runs]
+    lanes = TASK.load(settings[0], data)
     writable_folder(out, "--out")  # now, not when minutes of training would be lost
-    corpus = lanes.corpus
+    console, corpus = Console(), lanes.corpus
     console.print(
         f"{len(corpus.train):,} tokens to train on, {len(corpus.valid):,} to validate on, {len(corpus.words):,} words"
     )
-    records = run_all(TASK, rows, lanes)
-    told = described(rows[0], lanes, data)
-    console.print(results_table(records))
+    records = run_all(TASK, settings, lanes)
+    # Of a folder only the name: where it lies is no part of the results.
+    source = f"the standard library of Python {platform.python_version()}" if data is None else data.resolve().name
+    options = {name: getattr(settings[0], name) for name in given} | ({} if data is None else {"data": source})
+    told = {
+        "settings": settings[0].as_record(),
+        "corpus": {"source": source, **described(lanes)},
+        "versions": {"Python": platform.python_version(), "PyTorch": torch.__version__, "tensorbed": tb.__version__},
+        "command": " ".join(["python -m experiments source-code demo", *(f"--{k} {v}" for k, v in options.items())]),
+    }
     write_whole(out / "demo.json", (json.dumps({**told, "tables": records}, indent=2) + "\n").encode())
-    write_whole(out / "demo.html", as_html(told, records).encode())
+    write_whole(out / "demo.html", as_html(TASK, told, records).encode())
+    console.print(shown_table(rows_of(records)))
     console.print(f"page: {out / 'demo.html'}", soft_wrap=True)
 
 
@@ -76,7 +84,8 @@ def run_all(task: Task, rows: Sequence[Any], data: Any) -> list[Record]:
     display, pool = Display(task, [shown(row.row) for row in rows], runs[0].steps), ThreadPoolExecutor(cores)
     try:
         with display, Interrupts() as interrupts, pool:
-            futures = [pool.submit(run.train, line, interrupts) for run, line in zip(runs, display.lines, strict=True)]
+            lines = zip(runs, display.lines, strict=True)
+            futures = [pool.submit(run.train, line, interrupts) for run, line in lines]
             try:
                 for future in futures:
                     future.result()
@@ -98,57 +107,66 @@ def written(record: Record) -> str:
     return f"tb.{known()[record['format']].__name__}({'' if rank is None else f'rank={rank}'})"
 
 
-def described(settings: SourceCodeSettings, lanes: Any, folder: Path | None) -> dict[str, Any]:
-    """All there is to tell beside the results."""
-    scored = lanes.valid[:, 1:].flatten()
-    corpus = lanes.corpus
-    # Of a folder only the name: where it lies is no part of the results.
-    source = f"the standard library of Python {platform.python_version()}" if folder is None else folder.resolve().name
-    options = {name: getattr(settings, name) for name in OPTIONS} | ({} if folder is None else {"data": source})
-    typed = " ".join(f"--{name} {value}" for name, value in options.items())
+def described(lanes: Any) -> dict[str, Any]:
+    """What the models read, and what is to be had without them."""
+    scored, corpus = lanes.valid[:, 1:].flatten(), lanes.corpus
     return {
-        "settings": settings.as_record(),
-        "corpus": {
-            "source": source,
-            "files": corpus.files,
-            "words": len(corpus.words),
-            "train_tokens": len(corpus.train),
-            "valid_tokens": len(corpus.valid),
-            "scored_tokens": len(scored),
-            "unknown_share": (scored == 0).double().mean().item(),
-            "perplexity_by_frequency": (-corpus.log_frequencies()[scored].double().mean()).exp().item(),
-        },
-        "versions": {"Python": platform.python_version(), "PyTorch": torch.__version__, "tensorbed": tb.__version__},
-        "command": f"python -m experiments source-code demo {typed}",
+        "files": corpus.files,
+        "words": len(corpus.words),
+        "train_tokens": len(corpus.train),
+        "valid_tokens": len(corpus.valid),
+        "scored_tokens": len(scored),
+        "unknown_share": (scored == 0).double().mean().item(),
+        "perplexity_by_frequency": (-corpus.log_frequencies()[scored].double().mean()).exp().item(),
     }
 
 
-def results_table(records: Sequence[Record]) -> Table:
+def rows_of(records: Sequence[Record]) -> list[tuple[str, ...]]:
+    """Headings and lines of the table."""
+    lines = [
+        (
+            shown(record["row"]),
+            f"{record['ratio']:,.1f}",
+            f"{record['val_perplexity']:.1f}",
+            f"{record['table_parameters']:,}",
+            f"{record['total_parameters']:,}",
+            f"{record['train_seconds']:.1f}",
+            written(record),
+        )
+        for record in records
+    ]
+    return [HEADINGS, *lines]
+
+
+def shown_table(rows: Sequence[Sequence[str]]) -> Table:
     """For the terminal; narrow enough for the 80 columns of output that is none."""
-    table = Table(title="One language model, four formats at both ends", box=box.SIMPLE_HEAD, show_edge=False)
-    table.caption = "ratio: two full tables over the two kept; the paper has one over two, half"
-    table.title_justify = table.caption_justify = "left"
-    table.pad_edge, table.collapse_padding = False, True
-    table.add_column("tables", style="bold", no_wrap=True)
-    table.add_column("format", no_wrap=True)
-    for heading in ("both", "ratio", "model", "perplexity"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for record in records:
-        sizes = (f"{record['table_parameters']:,}", f"{record['ratio']:.1f}", f"{record['total_parameters']:,}")
-        table.add_row(shown(record["row"]), written(record), *sizes, f"{record['val_perplexity']:.1f}")
-    return table
+    made = Table(title="One language model, four formats at both ends", box=box.SIMPLE_HEAD, show_edge=False)
+    made.title_justify = "left"
+    made.pad_edge, made.collapse_padding = False, True
+    short = ("tables", "ratio", "perplexity", "both", "model", "seconds", "format")
+    for heading in short:
+        made.add_column(heading, justify="left" if heading in ("tables", "format") else "right", no_wrap=True)
+    for row in rows[1:]:
+        made.add_row(*row)
+    return made
 
 
-def as_html(told: dict[str, Any], records: Sequence[Record]) -> str:
+def as_html(task: Task, told: dict[str, Any], records: Sequence[Record]) -> str:
     """The page: what is seen, the table, two pictures, and how to get the same."""
-    corpus, settings, first = told["corpus"], told["settings"], records[0]
+    corpus, settings, first, metric = told["corpus"], told["settings"], records[0], task.metrics[0]
     rest = first["total_parameters"] - first["table_parameters"]
+    series = []
+    for record, look in zip(records, looks(record["row"] for record in records).values(), strict=True):
+        stages, values = zip(*((one["step"], one["val_perplexity"]) for one in record["epochs"]), strict=True)
+        point = Point(record["ratio"], record["val_perplexity"], name=shown(record["row"]))
+        series.append(Series(shown(record["row"]), look, [point], stages, values))
     return page(
         "Both ends of a language model, full and compressed",
         CONTENT,
         seen=escape(seen(records)),
-        rows="\n".join(table_row(record, look.colour) for record, look in zip(records, look_of(records), strict=True)),
-        **pictures(records),
+        table=table(rows_of(records), [f'<i style="background:{one.look.colour}"></i>' for one in series]),
+        curves=curve_picture("curves", metric, task.stage, series, series),
+        sizes=size_picture("sizes", metric, "validation", series[0], series[1:]),
         command=escape(told["command"]),
         source=escape(corpus["source"]),
         versions=escape(", ".join(f"{name} {version}" for name, version in told["versions"].items())),
@@ -157,14 +175,10 @@ def as_html(told: dict[str, Any], records: Sequence[Record]) -> str:
         by_frequency=f"{corpus['perplexity_by_frequency']:.0f}",
         body=f"{rest - corpus['words']:,}",
         hidden=str(2 * settings["dim"]),
-        **{name: f"{settings[name]:,}" for name in ("steps", "dim", "batch", "seed", "window")},
-        **{name: str(settings[name]) for name in ("lr", "std", "head_std")},
+        **{
+            name: f"{settings[name]:,}" for name in ("steps", "dim", "batch", "seed", "window", "lr", "std", "head_std")
+        },
     )
-
-
-def look_of(records: Sequence[Record]) -> list[Any]:
-    """A colour for each row."""
-    return list(looks(record["row"] for record in records).values())
 
 
 def seen(records: Sequence[Record]) -> str:
@@ -181,35 +195,3 @@ def seen(records: Sequence[Record]) -> str:
         f"With full tables the perplexity at the end is {full['val_perplexity']:.1f}; lower is better. With compressed "
         f"ones it is: {'; '.join(said)}."
     )
-
-
-def table_row(record: Record, colour: str) -> str:
-    """A line of the table; what is compared comes first, as far as a phone shows it."""
-    cells = (
-        f"{record['ratio']:,.1f}",
-        f"{record['val_perplexity']:.1f}",
-        f"{record['table_parameters']:,}",
-        f"{record['total_parameters']:,}",
-        f"{record['train_seconds']:.1f}",
-    )
-    return (
-        f'<tr><th><i style="background:{colour}"></i>{escape(shown(record["row"]))}</th>'
-        + "".join(f"<td>{cell}</td>" for cell in cells)
-        + f'<td class="word"><code>{escape(written(record))}</code></td></tr>'
-    )
-
-
-def pictures(records: Sequence[Record]) -> dict[str, str]:
-    """Perplexities while training, and at the end against size."""
-    from experiments.tasks.source_code.task import TASK
-
-    metric, series = TASK.metrics[0], []
-    for record, look in zip(records, look_of(records), strict=True):
-        stages, values = zip(*((one["step"], one["val_perplexity"]) for one in record["epochs"]), strict=True)
-        point = Point(record["ratio"], record["val_perplexity"], name=shown(record["row"]))
-        series.append(Series(shown(record["row"]), look, [point], stages, values))
-    full, *smaller = series
-    return {
-        "curves": curve_picture("curves", metric, TASK.stage, series, series),
-        "sizes": size_picture("sizes", metric, "validation", full, smaller),
-    }
