@@ -28,7 +28,6 @@ class Batch:
 
     @property
     def rows(self) -> int:
-        """Of every tensor."""
         return len(next(iter(self.tensors.values())))
 
     @property
@@ -37,7 +36,6 @@ class Batch:
         return next(iter(self.tensors.values())).numel()
 
     def take(self, rows: Tensor | slice) -> Batch:
-        """Some of the rows."""
         return Batch({name: tensor[rows] for name, tensor in self.tensors.items()}, self.weight)
 
     def part(self, index: int, parts: int) -> Batch:
@@ -47,7 +45,6 @@ class Batch:
         return Batch(self.take(slice(1)).tensors, 0.0)  # every process takes part in every step
 
     def to(self, device: torch.device) -> Batch:
-        """The same elsewhere."""
         return Batch({name: tensor.to(device) for name, tensor in self.tensors.items()}, self.weight)
 
 
@@ -84,16 +81,13 @@ class Epochs:
         self.ends = tuple(len(self) * (epoch + 1) for epoch in range(epochs))
 
     def __len__(self) -> int:
-        """Batches of an epoch."""
         return sum(-(-group.rows // self.size) for group in self.groups)
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
-        """From a step on, to the end of the last epoch."""
         for epoch in range(start // len(self), len(self.ends)):
             yield from self.epoch(epoch, max(0, start - epoch * len(self)))
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch from number ``start`` on."""
         plan = []
         draw = torch.Generator().manual_seed(0 if self.seed is None else 1_000_003 * self.seed + epoch)
         for group in self.groups:

@@ -34,17 +34,14 @@ class Checkpoints:
 
     @classmethod
     def of(cls, task: str, settings: Settings, out: Path, *due: Any) -> Checkpoints:
-        """Those of a run."""
         folder = out / task / f"{settings.dataset}-{settings.row}-{settings.seed}"
         return cls(folder, {"task": task, **settings.as_record()}, *due)
 
     @property
     def path(self) -> Path:
-        """The one file."""
         return self.folder / NAME
 
     def due(self) -> bool:
-        """Called once a step: is it time?"""
         self._steps += 1
         by_steps = self.every_steps is not None and self._steps >= self.every_steps
         by_time = self.every_minutes is not None and time.monotonic() - self._time >= 60 * self.every_minutes
@@ -72,7 +69,6 @@ class Checkpoints:
         return content
 
     def read(self) -> dict[str, Any]:
-        """What was saved, of whatever configuration."""
         if not self.path.exists():
             raise ExperimentError(f"--resume: there is no checkpoint {self.path}; start without --resume.")
         return _read(self.path, CONTENT, "Begin anew with --restart.")

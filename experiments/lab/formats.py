@@ -92,9 +92,11 @@ def _tree(text: str, where: str = "") -> ast.expr:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, ValueError):
         tree = ast.Constant(text)
-    if isinstance(tree, ast.Name) or (isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)):
-        return tree
-    raise unknown("format", text, known(), where)
+    if not isinstance(tree, ast.Name) and not (isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name)):
+        raise unknown("format", text, known(), where)
+    if any(isinstance(node, ast.Call) and node.args for node in ast.walk(tree)):
+        raise ExperimentError(f"{where}format {text}: what stands in brackets needs a name, as in tt(order=4).")
+    return tree
 
 
 def _made(node: ast.expr, sizes: dict[str, Any]) -> Any:

@@ -22,7 +22,6 @@ class Metric:
 
     @property
     def worst(self) -> float:
-        """Of a run that diverged."""
         return 0.0 if self.higher else _DIVERGED
 
     def better(self, value: float, than: float | None) -> bool:
@@ -30,7 +29,6 @@ class Metric:
         return than is None or (value > than if self.higher else value < than)
 
     def best(self, of: Iterable[T], value: Callable[[T], float]) -> T:
-        """The best of some, of equals the earliest."""
         return max(of, key=value) if self.higher else min(of, key=value)
 
     def written(self, value: float) -> str:
@@ -44,7 +42,6 @@ class Metric:
         return (100 if self.unit == "points" else 1) * (value - base)
 
     def spread(self, deviation: float, mean: float) -> float:
-        """A deviation in the metric's unit."""
         return 100 * deviation / mean if self.unit == "%" else (100 if self.unit == "points" else 1) * deviation
 
     def told(self, value: float, base: float) -> str:

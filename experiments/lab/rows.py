@@ -36,7 +36,6 @@ class Search:
         return replace(settings, row="-".join([settings.row, *told]))
 
     def options_of(self, point: Point) -> dict[str, Any]:
-        """A point as options."""
         return dict(zip(self.names, point, strict=True))
 
 

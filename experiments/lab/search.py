@@ -35,7 +35,6 @@ class Bench:
 
     @cached_property
     def plan(self) -> Plan:
-        """What is to be run."""
         return plan(self.task)
 
     def file(self, kind: str = "") -> Path:
@@ -72,7 +71,6 @@ class Bench:
         return {point: fmean(of) for point, of in scores.items() if len(of) == seeds}
 
     def grids(self) -> dict[tuple[str, str], Scores]:
-        """The points of every dataset and format that has any."""
         keys = [(dataset, format) for dataset, search in self.plan.searches.items() for format in search.rows]
         return {key: scores for key in keys if (scores := self.points(*key))}
 

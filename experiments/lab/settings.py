@@ -71,11 +71,9 @@ class Settings:
         formats.check_sizes(self.format, self.sizes())
 
     def sizes(self) -> dict[str, Any]:
-        """What says how large the tables are."""
         return {name: getattr(self, name) for name in formats.SIZES}
 
     def table_format(self) -> Any:
-        """The format of the tables, as the library takes it."""
         return formats.made(self.format, self.sizes())
 
     def fingerprint(self) -> str:
@@ -84,7 +82,6 @@ class Settings:
         return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
 
     def as_record(self) -> dict[str, Any]:
-        """As results and checkpoints keep it."""
         return {**asdict(self), "fingerprint": self.fingerprint()}
 
 

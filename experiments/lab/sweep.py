@@ -72,7 +72,6 @@ class Cell:
         return "-".join([*([self.kind] if self.kind else []), self.config, *told, str(self.options["seed"])])
 
     def arguments(self) -> list[str]:
-        """As they are typed."""
         given = {name: value for name, value in self.options.items() if value is not None}
         typed = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         return ["--config", self.config, *typed, *(["--kind", self.kind] if self.kind else [])]

@@ -89,22 +89,18 @@ class Task(ABC):
 
     @property
     def name(self) -> str:
-        """That of its folder."""
         return self.folder.name
 
     @cached_property
     def folder(self) -> Path:
-        """Where it lies."""
         return Path(str(sys.modules[type(self).__module__].__file__)).parent
 
     @property
     def configs(self) -> Path:
-        """Where its rows are."""
         return self.folder / "configs"
 
     @cached_property
     def texts(self) -> dict[str, Any]:
-        """Titles and sentences for the report."""
         return read_toml(self.folder / "report.toml")
 
     def check_tables(self, settings: Any) -> None:

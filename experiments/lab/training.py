@@ -69,6 +69,7 @@ class Training:
     """A model, its optimiser and where they are; each method is a stage of the run."""
 
     def __init__(self, task: Task, settings: Settings, how: How, data: Any) -> None:
+        keep_freed_memory()  # large fresh allocations are slow
         self.task, self.settings, self.how, self.data = task, settings, how, data
         self.metric = task.metrics[0]
         self.accelerator = accelerator_of(settings.precision)
@@ -90,11 +91,6 @@ class Training:
         self.about = about()
         self.begun = time.perf_counter()
 
-    @property
-    def name(self) -> str:
-        """For people."""
-        return f"{self.settings.dataset} {self.settings.row} seed {self.settings.seed}"
-
     def prepared(self) -> tuple[nn.Module, Any]:
         """Model and optimiser as accelerate has them: on the device, distributed, in the precision asked for."""
         if not self.how.fsdp:
@@ -107,7 +103,6 @@ class Training:
         return model, self.optimizer_of(model)
 
     def optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
-        """The one that the settings name."""
         settings = self.settings
         options = {"lr": settings.lr, "weight_decay": settings.weight_decay}
         return OPTIMIZERS[settings.optimizer](self.task.parameters(settings, model), **options)
@@ -152,16 +147,18 @@ class Training:
             now = time.perf_counter()
             state.seconds += now - begun
             begun = now
-            kept = "" if checkpoints is None else checkpoints.kept()
-            where = f"step {state.step} of {'epoch' if self.task.stage == 'epoch' else 'stage'} {state.epoch + 1}"
             if not math.isfinite(loss):
-                raise Diverged(f"the loss or its gradient is {loss} in {where}: begin anew with a smaller --lr. {kept}")
+                what = f"the loss or its gradient is {loss} in {self.place()}: begin anew with a smaller --lr."
+                raise Diverged(f"{what} {checkpoints.kept() if checkpoints else ''}")
             line.stepped(state.done, state.loss / state.items, state.tokens / state.seconds)
             if checkpoints is not None and (due or asked):
                 self.save(checkpoints)
-                kept = checkpoints.kept()
             if asked:
-                raise Stopped(f"stopped after {where}. {kept}")
+                raise Stopped(f"stopped after {self.place()}. {checkpoints.kept() if checkpoints else ''}")
+
+    def place(self) -> str:
+        """Where the run is, for people."""
+        return f"step {self.state.step} of {'epoch' if self.task.stage == 'epoch' else 'stage'} {self.state.epoch + 1}"
 
     def agreed(self, loss: float, due: bool, asked: bool) -> tuple[float, bool, bool]:
         """The loss over all processes, and what any of them wants: they have to save together."""
@@ -206,12 +203,10 @@ class Training:
 
     @torch.no_grad()
     def evaluate(self, split: str) -> dict[str, float]:
-        """All figures of a split."""
         self.model.eval()
         return self.task.evaluate(Evaluation(self.model, self.settings, self.accelerator), self.data, split)
 
     def unfinished(self) -> bool:
-        """Is there another stage to train?"""
         state, patience = self.state, self.settings.patience
         waited = state.epoch - 1 - state.selected
         goes_on = not state.history or patience is None or waited < patience
@@ -239,7 +234,6 @@ class Training:
         return figures
 
     def model_state(self) -> dict[str, Tensor]:
-        """A copy of the model's tensors."""
         if self.how.fsdp:
             return whole_model(self.model)
         return {
@@ -247,7 +241,6 @@ class Training:
         }
 
     def load_model(self, tensors: dict[str, Tensor]) -> None:
-        """Put a copy back."""
         if self.how.fsdp:
             load_whole_model(self.model, tensors)
             return
@@ -273,7 +266,6 @@ class Training:
             checkpoints.save(content)
 
     def restore(self, checkpoints: Checkpoints) -> None:
-        """Go back to where the checkpoint was taken."""
         content = checkpoints.load()
         if content["fsdp"] != self.how.fsdp:
             began = "with" if content["fsdp"] else "without"
@@ -304,7 +296,6 @@ class Training:
 
 def train(task: Task, settings: Settings, how: How) -> dict[str, Any]:
     """A whole run: its result, complete but for what is asked after it."""
-    keep_freed_memory()
     task.check_tables(settings)
     data = task.load(settings, how.data)
     checkpoints = Checkpoints.of(task.name, settings, how.out, how.checkpoint_steps, how.checkpoint_minutes)
@@ -320,7 +311,8 @@ def train(task: Task, settings: Settings, how: How) -> dict[str, Any]:
     run.state.commits.append(run.about["commit"])
     main = run.accelerator.is_main_process
     logs = checkpoints.folder / "tensorboard" if how.tensorboard else None
-    with Display(task, [run.name], run.steps, main=main, logs=logs) as display, Interrupts() as interrupts:
+    name = f"{settings.dataset} {settings.row} seed {settings.seed}"
+    with Display(task, [name], run.steps, main=main, logs=logs) as display, Interrupts() as interrupts:
         run.train(display.lines[0], interrupts, checkpoints)
         tests = {split: run.evaluate(split) for split in task.tests} if how.test else {}
         with torch.no_grad():
@@ -341,7 +333,8 @@ def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
     settings, state, task = run.settings, run.state, run.task
     layers = tables(run.plain)
     structure = layers[0].structure
-    stored = sum(4 * layer.structure.rows * layer.structure.cols / layer.compression_ratio for layer in layers)
+    full = [layer.structure.rows * layer.structure.cols for layer in layers]
+    stored = sum(numbers / layer.compression_ratio for numbers, layer in zip(full, layers, strict=True))
     figures: dict[str, float | None] = {
         f"{split}_{metric.name}": None for split in task.tests for metric in task.metrics
     }
@@ -356,8 +349,8 @@ def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
         "table_parameters": sum(layer.structure.numel for layer in layers),
         "total_parameters": sum(tensor.numel() for tensor in run.plain.parameters()),
         "ratio": task.ratio(run.plain),  # as the task counts; the next one counts padding rows and biases too
-        "stored_ratio": sum(4 * layer.structure.rows * layer.structure.cols for layer in layers) / stored,
-        **{f"val_{name}": value for name, value in _selected(state).items()},
+        "stored_ratio": sum(full) / stored,
+        **{name: value for name, value in state.history[state.selected].items() if name.startswith("val_")},
         **figures,
         "selected_epoch": state.selected + 1,
         "epochs": state.history,
@@ -371,9 +364,3 @@ def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
         **run.about,
         "commits": list(dict.fromkeys(state.commits)),
     }
-
-
-def _selected(state: State) -> dict[str, float]:
-    """The figures of the selected validation."""
-    figures = state.history[state.selected]
-    return {name.removeprefix("val_"): value for name, value in figures.items() if name.startswith("val_")}

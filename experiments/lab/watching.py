@@ -50,7 +50,6 @@ class Display:
             self.board.close()
 
     def log(self, group: str, step: int, figures: Mapping[str, float]) -> None:
-        """To TensorBoard, where it is asked for."""
         if self.board is not None:
             for name, value in figures.items():
                 self.board.add_scalar(f"{group}/{name}", value, step)
@@ -65,7 +64,6 @@ class Line:
         self.begun, self.first, self.metric = 0.0, 0, ""
 
     def started(self, step: int = 0) -> None:
-        """From this step on."""
         self.begun, self.first = time.perf_counter(), step
         self.display.bars.start_task(self.bar)
 

@@ -1,6 +1,7 @@
 import errno
 import json
 import math
+import sys
 
 import pytest
 import small_files
@@ -10,8 +11,10 @@ from laboratory import losses
 pytest.importorskip("accelerate")
 
 from experiments.lab import files
+from experiments.lab.batches import Batch
 from experiments.lab.checkpoints import CONTENT, Checkpoints
 from experiments.lab.errors import Diverged, ExperimentError
+from experiments.lab.optimisers import SCHEDULES, pace
 from experiments.lab.records import about
 from experiments.lab.rows import configured
 from experiments.lab.task import find
@@ -251,3 +254,58 @@ def test_a_checkpoint_of_something_else_is_refused_before_training(settings, how
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(ExperimentError, match="is damaged"):
         train(settings(), how(resume=True))
+
+
+class Stream:
+    """A source whose place is more than the number of steps: what it gives next hangs on what it gave before."""
+
+    def __init__(self, lanes):
+        self.lanes, self.place, self.ends = lanes, 0, (6, 12)
+
+    def batches(self, start):
+        for _ in range(start, 12):
+            self.place = (7 * self.place + 3) % 50
+            words = self.lanes[:, self.place : self.place + 5]
+            yield Batch({"words": words[:, :-1], "following": words[:, 1:]})
+
+    def state_dict(self):
+        return {"place": self.place}
+
+    def load_state_dict(self, state):
+        self.place = state["place"]
+
+
+@pytest.mark.parametrize("steps", [1, 6, 10])
+def test_a_stream_goes_on_where_it_was(settings, how, tmp_path, monkeypatch, steps):
+    monkeypatch.setattr(type(TASK), "batches", lambda self, settings, data: Stream(data.train))
+    whole = losses(train(settings(), how(out=tmp_path / "whole")))
+    killed(monkeypatch, steps, settings(), how(checkpoint_steps=1))
+    assert losses(train(settings(), how(resume=True))) == whole
+
+
+def test_freed_memory_is_kept(settings, how, monkeypatch):
+    asked = []
+    monkeypatch.setattr("experiments.lab.training.keep_freed_memory", lambda: asked.append(True))
+    train(settings(), how())
+    assert asked
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_rates_stay_between_nothing_and_all(schedule):
+    for warm_up in (0.0, 0.1):
+        shares = [pace(schedule, step, 50, warm_up) for step in range(50)]
+        assert all(0 <= share <= 1 for share in shares)
+        assert shares[0] > 0
+        assert not warm_up or shares[0] < shares[4]
+
+
+def test_optimisers_go_by_name(settings, how, monkeypatch):
+    lanes = TASK.load(settings(), how().data)
+    kinds = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
+    for name, kind in kinds.items():
+        run = Training(TASK, settings(optimizer=name, weight_decay=0.1), how(), lanes)
+        assert type(run.optimizer.optimizer) is kind
+        assert run.optimizer.param_groups[0]["weight_decay"] == 0.1
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
+    with pytest.raises(ExperimentError, match="novograd needs pip install pytorch-optimizer"):
+        Training(TASK, settings(optimizer="novograd"), how(), lanes)

@@ -49,7 +49,6 @@ class Standings:
 
     @cached_property
     def points(self) -> dict[tuple[str, float], Point]:
-        """Of the cells that were run."""
         name = f"{(*self.bench.task.tests, 'val')[0]}_{self.metric.name}"
         found = {}
         for cell, seeds in self.lines.items():
@@ -68,7 +67,6 @@ class Standings:
         return list(dict.fromkeys(name for name, _ in self.lines if name != formats.FULL))
 
     def cell(self, name: str, budget: float) -> str:
-        """Mean and deviation, or why there is none."""
         point, seeds = self.points.get((name, budget)), self.lines.get((name, budget), {})
         if point is not None:
             deviation = "" if point.deviation is None else f" ± {self.metric.written(point.deviation)}"

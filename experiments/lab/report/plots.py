@@ -50,7 +50,6 @@ class Point:
 
     @classmethod
     def of(cls, entry: Entry) -> Point:
-        """From a table."""
         return cls(entry.ratio, entry.mean, entry.deviation, entry.paper, entry.row)
 
 

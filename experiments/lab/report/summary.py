@@ -42,12 +42,10 @@ class Entry:
 
     @property
     def mean(self) -> float:
-        """Of the metric on the test set over the seeds."""
         return fmean(self.test)
 
     @property
     def deviation(self) -> float | None:
-        """Of the sample; there is none with one seed."""
         return stdev(self.test) if len(self.test) > 1 else None
 
     @property
@@ -82,12 +80,10 @@ class Summary:
 
     @property
     def texts(self) -> Mapping[str, Any]:
-        """The task's titles and sentences."""
         return self.bench.task.texts
 
     @property
     def metric(self) -> Metric:
-        """The one that selects."""
         return self.bench.task.metrics[0]
 
     @property
@@ -97,7 +93,6 @@ class Summary:
 
     @cached_property
     def grids(self) -> Mapping[tuple[str, str], Mapping[tuple[Any, ...], float]]:
-        """What searches saw."""
         return self.bench.grids()
 
     @property
@@ -112,15 +107,12 @@ class Summary:
         return list(dict.fromkeys([*self.texts.get("formats", [FULL]), *used]))
 
     def title(self, dataset: str) -> str:
-        """Of a dataset."""
         return str(self.texts.get("datasets", {}).get(dataset, dataset))
 
     def plural(self, format: str) -> str:
-        """Tables of a format."""
         return str(self.texts.get("plurals", {}).get(format, f"{label(format)} tables"))
 
     def entry(self, dataset: str, row: str) -> Entry | None:
-        """A row, if it has been run."""
         return next((entry for entry in self.tables.get(dataset, ()) if entry.row == row), None)
 
 

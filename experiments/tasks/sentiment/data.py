@@ -40,7 +40,6 @@ class Data:
     classes: int
 
     def sizes(self) -> dict[str, list[int]]:
-        """Texts and tokens of each split."""
         return {
             split: [sum(group.rows for group in groups), sum(group.numbers for group in groups)]
             for split, groups in self.splits.items()

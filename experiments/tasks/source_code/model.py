@@ -22,6 +22,8 @@ class SourceCodeSettings(Settings):
     dim: int = option(96, "numbers per word", least=1)
     head_std: float = option(0.1, "of the head's table as it is drawn", above=0)
     steps: int = option(1000, "training steps", least=1)
+    epochs: int = option(1, least=1)  # of no use: it is a stream
+    patience: int | None = option(None, least=1)
     window: int = option(32, "tokens per lane and step, as far back as gradients go", least=1)
     validations: int = option(8, "spread over the steps", least=1)
 

@@ -33,12 +33,10 @@ class Lanes:
 
     @classmethod
     def of(cls, corpus: Corpus, batch: int) -> Lanes:
-        """So many parts for training."""
         valid = _cut(corpus.valid, VALIDATION_LANES, "validation")
         return cls(corpus, _cut(corpus.train, batch, "training"), valid[:, : VALIDATION_TOKENS // VALIDATION_LANES + 1])
 
     def sizes(self) -> dict[str, list[int]]:
-        """What tells it from other data."""
         corpus = self.corpus
         return {"train": [len(corpus.train)], "validation": [len(corpus.valid)], "words": [len(corpus.words)]}
 
