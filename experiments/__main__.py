@@ -41,7 +41,9 @@ class Tasks(TyperGroup):
             return own
         if cmd_name.replace("-", "_") not in task_folders():
             raise unknown("task or command", cmd_name, self.list_commands(ctx))
-        return typer.main.get_command(commands_of(find(cmd_name)))
+        made = typer.main.get_command(commands_of(find(cmd_name)))
+        made.name = cmd_name
+        return made
 
 
 app = typer.Typer(cls=Tasks, help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -212,7 +214,8 @@ def main() -> None:
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        sys.exit(_fail(f"error: {error.format_message()}"))
+        told = error.format_message()
+        sys.exit(_fail(f"error: {told}") if told else 2)  # without arguments the help was shown
 
 
 def _fail(text: str, code: int = 2) -> int:

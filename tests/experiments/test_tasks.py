@@ -62,6 +62,11 @@ def test_a_new_task_is_trained_swept_and_reported_without_a_change_elsewhere(par
     assert "lower is better" in (tmp_path / "parity.html").read_text()
 
 
+def test_the_help_names_every_task_and_command(parity):
+    told = invoke("--help")
+    assert all(f" {name} " in told for name in ("parity", "sentiment", "source-code", "sweep", "league", "report"))
+
+
 def test_options_and_their_help_come_from_the_settings_of_the_task(parity):
     told = invoke("parity", "--help")
     for said in ("--examples", "sums to train on", "--vocabulary", "--ratio", "sums"):

@@ -64,7 +64,9 @@ class Standings:
 
     @property
     def names(self) -> list[str]:
-        return list(dict.fromkeys(name for name, _ in self.lines if name != formats.FULL))
+        place = list(formats.known())
+        names = {name for name, _ in self.lines if name != formats.FULL}
+        return sorted(names, key=lambda name: (place.index(name.split("(")[0]), name))
 
     def cell(self, name: str, budget: float) -> str:
         point, seeds = self.points.get((name, budget)), self.lines.get((name, budget), {})

@@ -158,7 +158,7 @@ def as_html(task: Task, told: dict[str, Any], records: Sequence[Record]) -> str:
     series = []
     for record, look in zip(records, looks(record["row"] for record in records).values(), strict=True):
         stages, values = zip(*((one["step"], one["val_perplexity"]) for one in record["epochs"]), strict=True)
-        point = Point(record["ratio"], record["val_perplexity"], name=shown(record["row"]))
+        point = Point(record["ratio"], record["val_perplexity"])
         series.append(Series(shown(record["row"]), look, [point], stages, values))
     return page(
         "Both ends of a language model, full and compressed",
