@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
-from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,11 +11,11 @@ import typer
 from typer.core import TyperGroup
 
 from experiments.lab.errors import ExperimentError, Stopped, unknown
+from experiments.lab.options import with_settings
 from experiments.lab.processes import first_process
 from experiments.lab.records import RESULTS
 from experiments.lab.rows import datasets
 from experiments.lab.search import Bench
-from experiments.lab.settings import hints
 from experiments.lab.task import Task, find, task_folders
 
 OUT = Path("out/experiments")
@@ -51,30 +50,10 @@ app = typer.Typer(cls=Tasks, help=__doc__, no_args_is_help=True, add_completion=
 
 def commands_of(task: Task) -> typer.Typer:
     """Training a row, with the settings of the task for options, and what commands the task has of its own."""
-    told: dict[str, Any] = {}
-    types = hints(task.settings)
-    for each in fields(task.settings):
-        help = " or ".join(datasets(task)) if each.name == "dataset" else each.metadata.get("help")
-        if help:
-            named = [f"--{each.name.replace('_', '-')}"]  # no --no- beside a flag
-            told[each.name] = Annotated[types[each.name] | None, typer.Option(*named, help=help)]
-    common = inspect.signature(train_row, eval_str=True).parameters.values()
-
-    def command(ctx: typer.Context, **given: Any) -> None:
-        if ctx.invoked_subcommand is None:
-            options = {name: given.pop(name) for name in told}
-            train_row(task, options, **given)
-
-    of_task = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-               for name, kind in told.items()]  # fmt: skip
-    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    every = [context, *of_task, *(parameter for parameter in common if parameter.name not in ("task", "options"))]
-    command.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
-    command.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
-    group = typer.Typer(
-        help=f"{task.texts['title']}: train one row and add a line to its results.", add_completion=False
-    )
-    group.callback(invoke_without_command=True)(command)
+    help = f"{task.texts['title']}: train one row and add a line to its results."
+    group = typer.Typer(help=help, add_completion=False)
+    train = with_settings(partial(train_row, task), task.settings, dataset=" or ".join(datasets(task)))
+    group.callback(invoke_without_command=True, help=help)(train)
     for name, more in task.commands.items():
         group.command(name)(more)
     return group
@@ -84,6 +63,7 @@ def train_row(
     task: Task,
     options: dict[str, Any],
     *,
+    ctx: typer.Context,
     config: Annotated[str | None, typer.Option(help="a row, such as dataset-full, or a TOML file")] = None,
     data: Data = None,
     out: Out = OUT,
@@ -101,7 +81,9 @@ def train_row(
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="write logs below --out")] = False,
     keep_model: Annotated[bool, typer.Option("--keep-model", help="leave the trained model in --out")] = False,
 ) -> None:
-    """One run, and what came of it."""
+    """One run, and what came of it; nothing, where one of the task's own commands is asked for."""
+    if ctx.invoked_subcommand is not None:
+        return
     from experiments.lab.run import When, run
     from experiments.lab.training import How
 

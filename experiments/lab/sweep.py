@@ -67,14 +67,16 @@ class Cell:
     @property
     def name(self) -> str:
         """For people and for the log: the seed last, and what is left to Glorot by that name."""
-        told = ["glorot" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
-                for name, value in self.options.items() if name != "seed"]  # fmt: skip
-        return "-".join([*([self.kind] if self.kind else []), self.config, *told, str(self.options["seed"])])
+        *values, seed = [value for name, value in sorted(self.options.items(), key=lambda one: one[0] == "seed")]
+        told = ["glorot" if value is None else f"{value:g}" if type(value) is float else str(value) for value in values]
+        return "-".join([*([self.kind] if self.kind else []), self.config, *told, str(seed)])
 
     def arguments(self) -> list[str]:
-        given = {name: value for name, value in self.options.items() if value is not None}
-        typed = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-        return ["--config", self.config, *typed, *(["--kind", self.kind] if self.kind else [])]
+        typed = ["--config", self.config, *(["--kind", self.kind] if self.kind else [])]
+        for name, value in self.options.items():
+            if value is not None and value is not False:
+                typed += [f"--{name.replace('_', '-')}", *([] if value is True else [str(value)])]
+        return typed
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from experiments.lab.metrics import Metric
 from experiments.lab.records import append, read
 from experiments.lab.report.league import Standings
 from experiments.lab.search import Bench
-from experiments.lab.sweep import Sweep
+from experiments.lab.sweep import Cell, Sweep
 from experiments.lab.task import find
 
 OURS = Path(__file__).parent / "tasks"
@@ -72,6 +72,17 @@ def test_options_and_their_help_come_from_the_settings_of_the_task(parity):
     for said in ("--examples", "sums to train on", "--vocabulary", "--ratio", "sums"):
         assert said in told
     assert "--examples" not in invoke("source-code", "--help")
+
+
+def test_options_of_a_cell_are_typed_as_the_command_takes_them(sentiment, tmp_path):
+    cell = Cell("sst5-tt1", {"phrases": True, "train_limit": 9, "std": None, "lr": 0.5, "seed": 3}, "league")
+    typed = ["--phrases", "--train-limit", "9", "--lr", "0.5", "--seed", "3"]
+    assert cell.arguments() == ["--config", "sst5-tt1", "--kind", "league", *typed]
+    assert cell.name == "league-sst5-tt1-True-9-glorot-0.5-3"
+    done = CliRunner().invoke(
+        app, ["sentiment", *cell.arguments(), "--data", "nowhere", "--out", str(tmp_path), "--results", str(tmp_path)]
+    )
+    assert "--data nowhere: there is no such folder" in str(done.exception)
 
 
 @pytest.mark.parametrize(

@@ -33,22 +33,20 @@ CHANCE = 0.03  # of a perplexity: what another seed moves it by
 # What is compared comes first, as far as a phone shows it.
 HEADINGS = ("tables", "times smaller", "validation perplexity", "both tables", "whole model", "seconds", "format")
 
+OPTIONS = ("steps", "vocabulary", "dim", "batch", "seed")
+
 Record = dict[str, Any]
 
 
 def demo(
-    steps: Annotated[int | None, typer.Option(help="training steps of each model")] = None,
-    vocabulary: Annotated[int | None, typer.Option(help="words at most, <unk> among them")] = None,
-    dim: Annotated[int | None, typer.Option(help="numbers per word")] = None,
-    batch: Annotated[int | None, typer.Option(help="places the corpus is read in at once")] = None,
-    seed: Annotated[int | None, typer.Option(help="of all that is drawn")] = None,
+    given: dict[str, Any],
+    *,
     out: Annotated[Path, typer.Option(help="folder for demo.html and demo.json")] = Path("out"),
     data: Annotated[Path | None, typer.Option(help="folder of .py files, instead of the standard library")] = None,
 ) -> None:
     """Train the model four times, with full and with compressed tables at both ends, and write a page."""
     from experiments.tasks.source_code.task import TASK
 
-    given = {"steps": steps, "vocabulary": vocabulary, "dim": dim, "batch": batch, "seed": seed}
     settings: list[Any] = [configured(TASK, f"{dataset}-{row}", given) for dataset, row, _ in plan(TASK).runs]
     lanes = TASK.load(settings[0], data)
     writable_folder(out, "--out")  # now, not when minutes of training would be lost
@@ -59,7 +57,7 @@ def demo(
     records = run_all(TASK, settings, lanes)
     # Of a folder only the name: where it lies is no part of the results.
     source = f"the standard library of Python {platform.python_version()}" if data is None else data.resolve().name
-    options = {name: getattr(settings[0], name) for name in given} | ({} if data is None else {"data": source})
+    options = {name: getattr(settings[0], name) for name in OPTIONS} | ({} if data is None else {"data": source})
     told = {
         "settings": settings[0].as_record(),
         "corpus": {"source": source, **described(lanes)},

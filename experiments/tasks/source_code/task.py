@@ -14,9 +14,10 @@ from experiments.lab.batches import Batch, Windows, evenly
 from experiments.lab.errors import ExperimentError
 from experiments.lab.evaluation import Evaluation
 from experiments.lab.metrics import Metric
+from experiments.lab.options import with_settings
 from experiments.lab.task import Task
 from experiments.tasks.source_code.corpus import Corpus, read_corpus
-from experiments.tasks.source_code.demo import demo
+from experiments.tasks.source_code.demo import OPTIONS, demo
 from experiments.tasks.source_code.model import LanguageModel, SourceCodeSettings, State
 
 VALIDATION_LANES = 16
@@ -59,7 +60,7 @@ class SourceCode(Task):
     tests = ()
     selects = False
     stage = "step"
-    commands: ClassVar = {"demo": demo}
+    commands: ClassVar = {"demo": with_settings(demo, SourceCodeSettings, OPTIONS)}
 
     def load(self, settings: SourceCodeSettings, folder: Path | None) -> Lanes:
         root = Path(sysconfig.get_path("stdlib")) if folder is None else folder
