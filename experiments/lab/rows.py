@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.lab import formats
 from experiments.lab.errors import ExperimentError, unknown
-from experiments.lab.settings import Settings, checked, made, read_toml
+from experiments.lab.settings import Settings, checked, hints, made, read_toml
 from experiments.lab.task import Task
 
 Run = tuple[str, str, int]  # dataset, row and seed
@@ -56,16 +56,32 @@ def plan(task: Task) -> Plan:
     """From the file, or every row once where there is none."""
     path = task.configs / "sweep.toml"
     told = read_toml(path) if path.exists() else {}
-    blocks = told.get("runs", [{"dataset": row.dataset, "rows": [row.row]} for row in all_rows(task)])
+    blocks = told.get("runs") or [{"dataset": row.dataset, "rows": [row.row]} for row in all_rows(task)]
+    searched, league = told.get("search", {}), told.get("league", {})
+    _check_keys("", told, ("runs", "search", "league"))
+    for block in blocks:
+        _check_keys(", [[runs]]", block, ("dataset", "rows", "seeds"), 2)
+    for dataset, search in searched.items():
+        _check_keys(f", [search.{dataset}]", search, ("grid", "rows", "seeds", "options"), 2)
+        _check_keys(f", [search.{dataset}]", search["grid"], list(hints(task.settings)))
+    _check_keys(", [league]", league, ("config", "budgets", "seeds", "options"))
     runs = [(b["dataset"], row, seed) for b in blocks for seed in range(b.get("seeds", 1)) for row in b["rows"]]
     searches = {}
-    for dataset, search in told.get("search", {}).items():
+    for dataset, search in searched.items():
         grid = {name: [None if one == GLOROT else one for one in values] for name, values in search["grid"].items()}
         # The first name changes fastest.
         points = tuple(tuple(reversed(point)) for point in product(*reversed(grid.values())))
         others = {name: value for name, value in search.items() if name != "grid"}
         searches[dataset] = Search(tuple(grid), points, **others)
-    return Plan(tuple(runs), searches, told.get("league", {}))
+    return Plan(tuple(runs), searches, league)
+
+
+def _check_keys(where: str, table: Mapping[str, Any], known: Sequence[str], needed: int = 0) -> None:
+    for name in table:
+        if name not in known:
+            raise unknown("key", name, known, f"sweep.toml{where}: ")
+    if missing := [name for name in known[:needed] if name not in table]:
+        raise ExperimentError(f"sweep.toml{where}: {missing[0]} is missing.")
 
 
 def datasets(task: Task) -> list[str]:

@@ -347,6 +347,7 @@ def test_output_without_a_terminal_has_a_line_per_validation_the_table_and_the_p
         told = configured(TASK, f"python-{row}", {})
         assert sum(written({"format": told.format, "settings": told.as_record()}) in line for line in lines) == 1
     assert lines[-1] == f"page: {out / 'demo.html'}"
+    assert "…" not in shown
     assert "\x1b" not in shown
 
 

@@ -17,6 +17,7 @@ from experiments.lab.league import largest_ratio, league_of, split
 from experiments.lab.metrics import Metric
 from experiments.lab.records import append, read
 from experiments.lab.report.league import Standings
+from experiments.lab.rows import plan
 from experiments.lab.search import Bench
 from experiments.lab.sweep import Cell, Sweep
 from experiments.lab.task import find
@@ -117,6 +118,23 @@ def test_a_task_that_lacks_a_part_is_refused(tmp_path, monkeypatch, name, file, 
     monkeypatch.setattr(experiments.tasks, "__path__", [str(tmp_path)])
     with pytest.raises(ExperimentError, match=f"the task {name} lacks a part: {said}"):
         find(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[leauge]", r'sweep.toml: unknown key "leauge": did you mean "league"'),
+        ('[[runs]]\nrows = ["full"]', r"sweep.toml, \[\[runs\]\]: dataset is missing"),
+        ("[search.sums]\nrows = {}", r"sweep.toml, \[search.sums\]: grid is missing"),
+        ("[search.sums]\nrows = {}\ngrid = {lrr = [1.0]}", r'\[search.sums\]: unknown key "lrr": did you mean "lr"'),
+        ("[league]\nbudget = 3", r'\[league\]: unknown key "budget": did you mean "budgets"'),
+    ],
+)
+def test_a_plan_that_cannot_be_is_refused(parity, tmp_path, monkeypatch, text, said):
+    (tmp_path / "sweep.toml").write_text(text)
+    monkeypatch.setattr(type(parity), "configs", tmp_path)
+    with pytest.raises(ExperimentError, match=said):
+        plan(parity)
 
 
 def test_an_unknown_task_is_refused_with_the_nearest():
