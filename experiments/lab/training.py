@@ -149,12 +149,13 @@ class Training:
             begun = now
             if not math.isfinite(loss):
                 what = f"the loss or its gradient is {loss} in {self.place()}: begin anew with a smaller --lr."
-                raise Diverged(f"{what} {checkpoints.kept() if checkpoints else ''}")
+                raise Diverged(f"{what} {checkpoints.kept() if checkpoints else ''}".rstrip())
             line.stepped(state.done, state.loss / state.items, state.tokens / state.seconds)
             if checkpoints is not None and (due or asked):
                 self.save(checkpoints)
             if asked:
-                raise Stopped(f"stopped after {self.place()}. {checkpoints.kept() if checkpoints else ''}")
+                kept = checkpoints.kept() if checkpoints else "Nothing was written."
+                raise Stopped(f"stopped after {self.place()}. {kept}")
 
     def place(self) -> str:
         """Where the run is, for people."""
