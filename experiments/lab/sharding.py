@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
 
 _WHOLE = StateDictOptions(full_state_dict=True)
@@ -31,6 +31,12 @@ def _refresh(module: nn.Module, _: Any) -> None:
     # An RNN keeps its own list of weights, which FSDP2 does not know of when it gathers the real ones.
     assert isinstance(module, nn.RNNBase)
     module._flat_weights = [getattr(module, name) for name in module._flat_weights_names]
+
+
+def gather_gradients(model: nn.Module, now: bool) -> None:
+    """With the backward pass to come, or not yet."""
+    assert isinstance(model, FSDPModule)
+    model.set_requires_gradient_sync(now)
 
 
 def whole_model(model: nn.Module) -> dict[str, Any]:

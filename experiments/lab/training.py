@@ -13,7 +13,6 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 
 from benchmarks.allocator import keep_freed_memory
 from experiments.lab.batches import Batch
@@ -24,7 +23,6 @@ from experiments.lab.optimisers import OPTIMIZERS, pace
 from experiments.lab.processes import Interrupts, accelerator_of, random_state, set_random_state
 from experiments.lab.records import about, peak_memory
 from experiments.lab.settings import Settings
-from experiments.lab.sharding import load_whole_model, load_whole_optimizer, shard, whole_model, whole_optimizer
 from experiments.lab.task import Task, tables
 from experiments.lab.watching import Display, Line
 
@@ -98,8 +96,12 @@ class Training:
             return model, prepared
         if self.processes == 1:
             raise ExperimentError("--fsdp shards a model over several processes; start them with torchrun.")
-        placed = self.accelerator.prepare_model(self.plain, evaluation_mode=True)  # without DDP around it
-        model = shard(placed)
+        from experiments.lab import sharding  # only here: FSDP takes a second to import
+
+        self.sharding = sharding
+        model = sharding.shard(
+            self.accelerator.prepare_model(self.plain, evaluation_mode=True)
+        )  # without DDP around it
         return model, self.optimizer_of(model)
 
     def optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -109,8 +111,8 @@ class Training:
 
     def gathering(self, last: bool) -> AbstractContextManager[None]:
         """Gradients go from process to process with the last piece of a batch only."""
-        if isinstance(self.model, FSDPModule):
-            self.model.set_requires_gradient_sync(last)
+        if self.how.fsdp:
+            self.sharding.gather_gradients(self.model, last)
             return nullcontext()
         waiting: AbstractContextManager[None] = self.accelerator.no_sync(self.model)
         return nullcontext() if last else waiting
@@ -236,14 +238,20 @@ class Training:
 
     def model_state(self) -> dict[str, Tensor]:
         if self.how.fsdp:
-            return whole_model(self.model)
+            return self.sharding.whole_model(self.model)
         return {
             name: tensor.detach().cpu().clone() for name, tensor in self.accelerator.get_state_dict(self.model).items()
         }
 
+    def optimizer_state(self) -> dict[str, Any]:
+        if self.how.fsdp:
+            return self.sharding.whole_optimizer(self.model, self.optimizer)
+        state: dict[str, Any] = self.optimizer.state_dict()
+        return state
+
     def load_model(self, tensors: dict[str, Tensor]) -> None:
         if self.how.fsdp:
-            load_whole_model(self.model, tensors)
+            self.sharding.load_whole_model(self.model, tensors)
             return
         self.accelerator.unwrap_model(self.model).load_state_dict(tensors)
 
@@ -256,7 +264,7 @@ class Training:
             "data": self.data.sizes(),
             "fsdp": self.how.fsdp,
             "model": self.model_state(),
-            "optimizer": whole_optimizer(self.model, self.optimizer) if self.how.fsdp else self.optimizer.state_dict(),
+            "optimizer": self.optimizer_state(),
             "scheduler": self.scheduler.state_dict(),
             "processes": of_all,
             "source": self.source.state_dict() if hasattr(self.source, "state_dict") else None,
@@ -283,7 +291,7 @@ class Training:
             )
         self.load_model(content["model"])
         if self.how.fsdp:
-            load_whole_optimizer(self.model, self.optimizer, content["optimizer"])
+            self.sharding.load_whole_optimizer(self.model, self.optimizer, content["optimizer"])
         else:
             self.optimizer.load_state_dict(content["optimizer"])
         self.scheduler.load_state_dict(content["scheduler"])
