@@ -10,7 +10,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -22,22 +22,14 @@ from experiments.lab.errors import ExperimentError, unknown
 from experiments.lab.files import text_of
 from experiments.lab.optimisers import OPTIMIZERS, SCHEDULES
 
+_LIMITS = ("least", "above", "below", "choices")
 _NAME = re.compile(r"[\w=+-][\w=+.-]{0,99}", re.ASCII)  # a row's name is a folder's too
 S = TypeVar("S", bound="Settings")
 
 
-def option(
-    default: Any,
-    help: str | None = None,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    choices: Iterable[str] | None = None,
-) -> Any:
-    """A field with what may stand in it; with ``help`` it is an option of the command line."""
-    told = {"help": help, "least": least, "above": above, "below": below, "choices": choices and tuple(choices)}
-    return field(default=default, metadata=told)
+def option(default: Any, help: str | None = None, **limits: Any) -> Any:
+    """A field with what may stand in it: ``least``, ``above``, ``below``, ``choices``."""
+    return field(default=default, metadata={"help": help, **dict.fromkeys(_LIMITS), **limits})
 
 
 @dataclass(frozen=True, kw_only=True)
