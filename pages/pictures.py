@@ -9,8 +9,9 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
-COLOURS = ("#64748b", "#e0793a", "#2f7fd8", "#1f9d76")  # legible on white and on black
-MARKERS = ("o", "s", "^", "D")
+# Legible on white and on black, the first ones furthest from each other.
+COLOURS = ("#64748b", "#e0793a", "#2f7fd8", "#1f9d76", "#b5479a", "#a3841c", "#d1495b", "#6a5acd", "#2a93a8", "#8a6d5b")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">", "p")
 SIZE = (4.6, 3.6)  # inches; as wide as a phone shows at full size, so that the text is legible there
 PLAIN = StrMethodFormatter("{x:,.0f}")  # 10,000, not a power of ten
 # Matplotlib has no word for "the colour of the text around"; this one is exchanged for it.

@@ -15,9 +15,12 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
 # Texts that people read, by whatever program they are shown.
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile", *(ROOT / "docs").glob("*.md")]
-SOURCES = [file for folder in ("src", "experiments", "benchmarks", "demo") for file in (ROOT / folder).rglob("*.py")]
+SOURCES = [file for folder in ("src", "experiments", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
 # Modules whose package has another name.
-PACKAGES = {"tltorch": "tensorly-torch"}
+PACKAGES = {"tltorch": "tensorly-torch", "pytorch_optimizer": "pytorch-optimizer"}
+
+
+DEMO = ("experiments/__main__.py", "experiments/lab", "experiments/tasks/source_code")
 
 
 def names(requirements):
@@ -74,7 +77,7 @@ def imported(*places):
         (("cli",), ["src/tensorbed/cli", "src/tensorbed/__main__.py"]),
         (("transformers",), ["src/tensorbed/integrations"]),
         (("figures",), ["src/tensorbed/compress", "benchmarks/figures.py"]),
-        (("demo",), ["demo", "pages", "provenance.py"]),
+        (("demo",), [*DEMO, "pages", "provenance.py"]),
         (("experiments",), ["experiments", "pages", "provenance.py"]),
         (("benchmarks", "models"), ["benchmarks", "pages", "provenance.py"]),
     ],
@@ -82,8 +85,9 @@ def imported(*places):
 )
 def test_extras_bring_what_is_imported(extras, places):
     brought = names(line for name in extras for line in EXTRAS[name]) | names(PROJECT["project"]["dependencies"])
-    # Of the integration: sentence-transformers is used where it is. torchTT is built by make bench.
-    assert imported(*places) - brought <= {"sentence_transformers", "torchtt"}
+    # Of the integration: sentence-transformers is used where it is. torchTT is built by make bench. What the demo does
+    # not use of the laboratory is an optimiser.
+    assert imported(*places) - brought <= {"sentence_transformers", "torchtt", "pytorch-optimizer"}
 
 
 def test_benchmarks_of_models_bring_the_command_that_they_run():
@@ -116,7 +120,7 @@ def archive(tmp_path_factory):
 
 def test_the_archive_has_sources_and_no_records_of_runs(archive):
     _, sizes = archive
-    ours = ("docs/", "tests/", "experiments/", "benchmarks/", "demo/", "pages/")  # and not what else lies in a checkout
+    ours = ("docs/", "tests/", "experiments/", "benchmarks/", "pages/")  # and not what else lies in a checkout
     beside = {name: size for name, size in sizes.items() if name.startswith(ours)}
     assert {"src/tensorbed/__init__.py", "native/kernels.cpp", "tests/test_packaging.py", "README.md"} <= sizes.keys()
     assert [name for name in beside if name.endswith((".jsonl", ".gz", ".safetensors"))] == []

@@ -11,13 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tensorbed as tb
-from demo.corpus import Corpus
-from demo.training import pace, windows
+from experiments.lab.batches import Windows
+from experiments.lab.optimisers import pace
+from experiments.tasks.source_code.corpus import Corpus
 from tensorbed.structures import Format
 
 VOCABULARY = 8000
 LANES = 16
 STEPS = 300
+WINDOW = 32
 CLIP = 1.0
 CONTEXT = 8  # words before the one that a bag predicts
 VALIDATION_TOKENS = 8192
@@ -143,12 +145,13 @@ def run(trial: Trial, corpus: Corpus) -> dict[str, Any]:
     """Train for :data:`STEPS` steps; the validation loss, and the deviation that the table has then."""
     model = Model(trial)
     optimiser = torch.optim.AdamW(model.parameters(), lr=trial.lr, weight_decay=trial.decay, fused=True)
-    rate = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: pace(step, STEPS) if trial.warm_up else 1.0)
+    schedule, rise = ("cosine", 0.1) if trial.warm_up else ("constant", 0.0)
+    rate = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: pace(schedule, step, STEPS, rise))
     length = len(corpus.train) // LANES
-    lanes = corpus.train[: length * LANES].view(LANES, length).T.contiguous()
+    lanes = corpus.train[: length * LANES].view(LANES, length)
     curve = []
-    for step, (words, following) in enumerate(windows(lanes, STEPS), start=1):
-        loss = model.loss(words, following)
+    for step, batch in enumerate(Windows(lanes, WINDOW, [STEPS]).batches(), start=1):
+        loss = model.loss(batch["words"].T, batch["following"].T)
         optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), CLIP)
@@ -161,9 +164,9 @@ def run(trial: Trial, corpus: Corpus) -> dict[str, Any]:
 
 @torch.no_grad()
 def validation_loss(model: Model, corpus: Corpus) -> float:
-    lanes = corpus.valid[: VALIDATION_TOKENS + LANES]
-    lanes = lanes.view(LANES, -1).T
-    losses = [model.loss(words, following) for words, following in windows(lanes, (len(lanes) - 1) // 32)]
+    lanes = corpus.valid[: VALIDATION_TOKENS + LANES].view(LANES, -1)
+    windows = Windows(lanes, WINDOW, [(lanes.shape[1] - 1) // WINDOW]).batches()
+    losses = [model.loss(batch["words"].T, batch["following"].T) for batch in windows]
     return float(torch.stack(losses).mean())
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.deviation.training import VOCABULARY, Trial, run
-from demo.corpus import Corpus, read_corpus
+from experiments.tasks.source_code.corpus import Corpus, read_corpus
 
 
 @cache

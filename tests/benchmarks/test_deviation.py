@@ -5,7 +5,7 @@ import torch
 
 from benchmarks.deviation import page, training
 from benchmarks.deviation.training import FORMATS, Trial
-from demo.corpus import Corpus
+from experiments.tasks.source_code.corpus import Corpus
 
 
 def records(losses, **options):

@@ -45,7 +45,7 @@ def imdb(folder: Path, sizes=(60, 20)):
         pack(folder / "imdb" / f"{name}.jsonl.gz", lines)
 
 
-ROW = """
+SENTIMENT_ROW = """
 dataset = "sst5"
 row = "tiny"
 format = "tt"
@@ -59,10 +59,44 @@ epochs = 3
 precision = "fp32"
 """
 
+# The smallest task there is: what holds of any is shown with it.
+ROW = """
+dataset = "python"
+row = "tiny"
+format = "tt"
+rank = 2
+vocabulary = 40
+dim = 8
+batch = 4
+window = 4
+steps = 24
+validations = 3
+"""
 
-def row(path: Path, **changes):
+SOURCE = '''def area(width, height=1):
+    """How much there is."""
+    total = width * height ** 2
+    if total >= 10 and width != height:
+        return total // 2
+
+    return {"area": total, "wide": width}  # of size %d
+'''
+
+
+def sources(folder: Path):
+    """Forty files, two of them for validation, and others that are no part of a corpus."""
+    folder.mkdir(parents=True)
+    for k in range(40):
+        (folder / f"file_{k:02}.py").write_text(SOURCE * 6 + f"only_in_{k:02} = {k}\n")
+    for skipped in ("test/test_area.py", "site-packages/other.py", "_sysconfigdata_here.py", "notes.txt"):
+        path = folder / skipped
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("skipped = 1\n")
+
+
+def row(path: Path, content: str = ROW, **changes):
     """A configuration that trains in a blink."""
-    lines = [line for line in ROW.strip().splitlines() if line.split(" = ")[0] not in changes]
+    lines = [line for line in content.strip().splitlines() if line.split(" = ")[0] not in changes]
     lines += [f"{name} = {json.dumps(value)}" for name, value in changes.items()]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path

@@ -10,14 +10,14 @@ import torch
 
 pytest.importorskip("accelerate")
 
-from experiments.batches import Batch, EqualLengthBatches, by_length
-from experiments.errors import ExperimentError
-from experiments.sentiment.data import choose_words, load, tokenize
-from experiments.sentiment.trees import parse
-from experiments.settings import Settings
+from experiments.lab.batches import Batch, Epochs, Windows, by_length, evenly
+from experiments.lab.errors import ExperimentError
+from experiments.tasks.sentiment.data import choose_words, load, tokenize
+from experiments.tasks.sentiment.model import SentimentSettings
+from experiments.tasks.sentiment.trees import parse
 
-SST = Settings("sst5", "tiny", vocabulary=20)
-IMDB = Settings("imdb", "tiny", vocabulary=20)
+SST = SentimentSettings(dataset="sst5", row="tiny", vocabulary=20)
+IMDB = SentimentSettings(dataset="imdb", row="tiny", vocabulary=20)
 
 
 def texts(data, split):
@@ -25,7 +25,7 @@ def texts(data, split):
     return [
         (tuple(data.words[k] for k in row), label)
         for group in data.splits[split]
-        for row, label in zip(group.tokens.tolist(), group.labels.tolist(), strict=True)
+        for row, label in zip(group["tokens"].tolist(), group["labels"].tolist(), strict=True)
     ]
 
 
@@ -120,7 +120,7 @@ def test_words_are_cased_by_frequency_in_training_alone(data):
 
 def test_reviews_keep_their_last_tokens_and_line_breaks_are_spaces(data):
     assert tokenize("I don't.<br /><br />It\u2019s") == ["I", "don't", ".", "It\u2019s"]
-    found = load(Settings("imdb", "tiny", vocabulary=20, max_tokens=3), data)
+    found = load(SentimentSettings(dataset="imdb", row="tiny", vocabulary=20, max_tokens=3), data)
     assert {len(text) for text, _ in texts(found, "train")} <= {2, 3}
     assert all(text[-1] == "end" for text, _ in texts(found, "train"))
 
@@ -143,11 +143,14 @@ def test_the_last_tenth_of_each_class_is_for_validation(data):
 
 
 def test_phrases_train_on_every_node_and_test_on_sentences(data):
-    sentences, phrases = load(SST, data), load(Settings("sst5", "tiny", vocabulary=20, phrases=True), data)
+    sentences, phrases = (
+        load(SST, data),
+        load(SentimentSettings(dataset="sst5", row="tiny", vocabulary=20, phrases=True), data),
+    )
     assert len(texts(phrases, "train")) == sum(2 * len(text) - 1 for text, _ in texts(sentences, "train"))
     assert texts(phrases, "test") == texts(sentences, "test")
     with pytest.raises(ExperimentError, match="imdb has not"):
-        load(Settings("imdb", "tiny", vocabulary=20, phrases=True), data)
+        load(SentimentSettings(dataset="imdb", row="tiny", vocabulary=20, phrases=True), data)
 
 
 def test_the_originals_are_fetched_by_datasets_and_read_as_files_are(data, monkeypatch):
@@ -189,20 +192,20 @@ def test_without_datasets_the_way_is_named(monkeypatch):
 
 def some_batches(seed=3, size=4):
     lengths = [2] * 9 + [3] * 4 + [7]
-    return EqualLengthBatches(by_length([[k] * n for k, n in enumerate(lengths)], list(range(14))), size, seed)
+    return Epochs(by_length([[k] * n for k, n in enumerate(lengths)], list(range(14))), size, seed)
 
 
 def test_an_epoch_holds_every_text_once_in_batches_of_one_length():
     batches = list(some_batches().epoch(0))
-    assert sorted(label for batch in batches for label in batch.labels.tolist()) == list(range(14))
-    assert sorted(len(batch.labels) for batch in batches) == [1, 1, 4, 4, 4]
+    assert sorted(label for batch in batches for label in batch["labels"].tolist()) == list(range(14))
+    assert sorted(len(batch["labels"]) for batch in batches) == [1, 1, 4, 4, 4]
     assert len(batches) == len(some_batches())
-    assert all((batch.tokens == batch.labels[:, None]).all() for batch in batches)
+    assert all((batch["tokens"] == batch["labels"][:, None]).all() for batch in batches)
 
 
 def test_the_order_depends_on_seed_and_epoch_and_goes_on_from_any_batch():
     def order(seed, epoch, start=0):
-        return [batch.labels.tolist() for batch in some_batches(seed).epoch(epoch, start)]
+        return [batch["labels"].tolist() for batch in some_batches(seed).epoch(epoch, start)]
 
     assert order(3, 1) == order(3, 1)
     assert order(3, 1)[2:] == order(3, 1, start=2)
@@ -212,15 +215,37 @@ def test_the_order_depends_on_seed_and_epoch_and_goes_on_from_any_batch():
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
 def test_parts_hold_every_text_once_and_none_is_empty(parts):
-    batch = Batch.of(torch.arange(8).view(4, 2), torch.arange(4))
+    batch = Batch({"tokens": torch.arange(8).view(4, 2), "labels": torch.arange(4)})
     pieces = [batch.part(k, parts) for k in range(parts)]
     assert sorted(counting(pieces)) == [0, 1, 2, 3]
-    assert all(len(piece.labels) for piece in pieces)
+    assert all(piece.rows for piece in pieces)
     pieces_of_pieces = [piece.part(k, 3) for piece in pieces for k in range(3)]
     assert sorted(counting(pieces_of_pieces)) == [0, 1, 2, 3]
-    assert all(len(piece.labels) for piece in pieces_of_pieces)
+    assert all(piece.rows for piece in pieces_of_pieces)
 
 
 def counting(pieces):
     """The labels of texts that do not merely stand in."""
-    return [label for piece in pieces for label in piece.labels[piece.weights > 0].tolist()]
+    return [label for piece in pieces for label in piece["labels"].tolist() if piece.weight]
+
+
+def test_windows_follow_each_other_and_begin_again_and_go_on_from_any_step():
+    lanes = torch.arange(200).view(2, 100)  # 99 words have a successor: three windows of 32
+    found = list(Windows(lanes, 32, [2, 4]).batches(0))
+    assert all(torch.equal(batch["following"], batch["words"] + 1) for batch in found)
+    assert [batch["words"][0, 0].item() for batch in found] == [0, 32, 64, 0]
+    later = list(Windows(lanes, 32, [2, 4]).batches(3))
+    assert [batch["words"].tolist() for batch in later] == [found[3]["words"].tolist()]
+
+
+def test_epochs_go_on_from_any_step():
+    batches = Epochs(some_batches().groups, 4, seed=3, epochs=3)
+    assert batches.ends == (5, 10, 15)
+    every = [batch["labels"].tolist() for batch in batches.batches(0)]
+    assert [batch["labels"].tolist() for batch in batches.batches(7)] == every[7:]
+    assert len(every) == 15
+
+
+def test_validations_are_spread_over_the_steps():
+    assert evenly(1000, 8) == (125, 250, 375, 500, 625, 750, 875, 1000)
+    assert evenly(3, 8) == (1, 2, 3)

@@ -1,7 +1,9 @@
 import errno
 import math
 import re
+import shutil
 from html import unescape
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -13,21 +15,30 @@ pytest.importorskip("matplotlib")
 
 from matplotlib.figure import Figure
 
-from experiments import records
 from experiments.__main__ import app
-from experiments.errors import ExperimentError
-from experiments.records import append, read
-from experiments.report import html, markdown, summarise
-from experiments.report.plots import draw_curve
-from experiments.report.sentences import findings, findings_beside, how_to_read, pace, row_names
-from experiments.report.tables import notes
-from experiments.sentiment import task
-from experiments.settings import configured
+from experiments.lab import records
+from experiments.lab.errors import ExperimentError
+from experiments.lab.records import append, read
+from experiments.lab.report import html, markdown
+from experiments.lab.report import summarise as summarised
+from experiments.lab.report.page import curves
+from experiments.lab.report.plots import Series, draw_curve, looks
+from experiments.lab.report.sentences import findings, findings_beside, how_to_read, pace, row_names
+from experiments.lab.report.tables import notes
+from experiments.lab.rows import configured
+from experiments.lab.search import Bench
+from experiments.lab.task import find
 from pages import unbroken
+
+TASK = find("sentiment")
+
+
+def summarise(lines, results=Path("nowhere")):
+    return summarised(Bench(TASK, results), lines)
 
 
 def record(dataset, row, seed, test, validation=0.4):
-    settings = configured(task.CONFIGS, f"{dataset}-{row}", {"seed": seed})
+    settings = configured(TASK, f"{dataset}-{row}", {"seed": seed})
     return {
         "dataset": dataset, "row": row, "seed": seed, "format": settings.format, "ratio": 1 if row == "full" else 99.6,
         "total_parameters": 850_000, "test_accuracy": test, "val_accuracy": validation, "overhead": 0.01,
@@ -46,7 +57,7 @@ RUNS = [
 
 
 def test_our_column_stands_beside_the_papers_with_mean_and_deviation():
-    text = markdown(summarise(RUNS, {}, task.PAPER))
+    text = markdown(summarise(RUNS))
     rows = {line.split(" | ")[0]: line.split(" | ") for line in text.splitlines() if line.startswith("| T")}
     assert rows["| TT1"][1:9] == ["100", unbroken("0.410 ± 0.014"), "+1.0", "0.415", "0.410", "2", "0.85M", "16"]
     assert rows["| TT1"][-1] == unbroken("(24,25,30) x (4,8,8)") + " |"
@@ -55,7 +66,7 @@ def test_our_column_stands_beside_the_papers_with_mean_and_deviation():
 
 
 def test_what_is_seen_is_said_before_the_tables():
-    summary = summarise(RUNS, {}, task.PAPER)
+    summary = summarise(RUNS)
     said = findings(summary)
     assert said[0] == (
         "SST-5: tables 100 times smaller have a test accuracy of 0.410 to 0.450, the full table has 0.400. From seed "
@@ -70,14 +81,14 @@ def test_what_is_seen_is_said_before_the_tables():
 
 
 def test_the_best_row_is_chosen_on_validation_not_on_test():
-    assert findings(summarise(RUNS, {}, task.PAPER))[1] == (
+    assert findings(summarise(RUNS))[1] == (
         "SST-5: of the tensor trains TT1, 100 times smaller, is best on validation; its test accuracy is 0.410, "
         "1.0 points above the full table's (2 seeds, full 1)."
     )
 
 
 def test_the_names_of_rows_are_explained_where_they_are_first_seen():
-    summary = summarise([*RUNS, record("sst5", "LR3", 0, 0.4)], {}, task.PAPER)
+    summary = summarise([*RUNS, record("sst5", "LR3", 0, 0.4)])
     names = dict(row_names(summary))
     assert list(names) == ["full", "LR3", "TT1, TT2", "TR6"]
     assert names["TT1, TT2"] == "tensor trains, the table as a chain of small cores: 3 and 4 of them, rank 16."
@@ -98,44 +109,49 @@ def with_curve(row, seed, *accuracies):
 
 def test_a_seed_that_stopped_keeps_its_last_value_in_the_curve():
     runs = [with_curve("TT1", 0, 0.2, 0.3), with_curve("TT1", 1, 0.3, 0.4, 0.5, 0.6)]
-    entry = summarise(runs, {}, task.PAPER).entry("sst5", "TT1")
+    entry = summarise(runs).entry("sst5", "TT1")
     assert entry.mean_curve == pytest.approx([0.25, 0.35, 0.4, 0.45])  # not 0.6 at the end, where one seed is left
     assert entry.early_stops == (2,)
-    assert entry.best_epochs == (2, 4)
+    assert entry.best_stages(TASK.metrics[0]) == [2, 4]
 
 
 def test_the_picture_of_curves_marks_where_seeds_stopped():
     runs = [with_curve("TT1", 0, 0.2, 0.3), with_curve("TT1", 1, 0.3, 0.4, 0.5, 0.6), with_curve("full", 0, 0.3, 0.2)]
-    entries = summarise(runs, {}, task.PAPER).tables["sst5"]
+    summary = summarise(runs)
+    entries = summary.tables["sst5"]
     figure = Figure()
     axes = figure.add_subplot()
-    for entry in entries:
-        draw_curve(axes, entry, "--")
+    looked = {format: Series(format, look) for format, look in looks(summary.formats).items()}
+    for series in curves(entries, looked):
+        draw_curve(axes, series)
     full, full_stops, train, train_stops = axes.lines
     assert list(full.get_xdata()) == [1, 2]
     assert len(full_stops.get_xdata()) == 0
     assert list(train.get_ydata()) == pytest.approx([0.25, 0.35, 0.4, 0.45])
     assert (list(train_stops.get_xdata()), list(train_stops.get_ydata())) == ([2], pytest.approx([0.35]))
     assert train_stops.get_marker() == "o"
-    assert "A dot is where a seed stopped before the others; its last value stays in the mean." in how_to_read(entries)
+    assert "A dot is where a seed stopped before the others; its last value stays in the mean." in how_to_read(
+        summary, entries
+    )
     assert (
-        pace("tensor_train", entries)
+        pace(summary, "tensor_train", entries)
         == "the tensor trains are at their best after 3 epochs, the full table after 1 epoch."
     )
 
 
 def test_pictures_of_rows_that_were_trained_once_say_nothing_of_seeds():
-    assert "seed" not in how_to_read(summarise(RUNS, {}, task.PAPER).tables["imdb"])
+    summary = summarise(RUNS)
+    assert "seed" not in how_to_read(summary, summary.tables["imdb"])
 
 
 def test_a_run_done_twice_counts_once_and_the_later_one():
     again = record("sst5", "full", 0, 0.5)
-    assert summarise([*RUNS, again], {}, task.PAPER).entry("sst5", "full").test == (0.5,)
+    assert summarise([*RUNS, again]).entry("sst5", "full").test == (0.5,)
 
 
 def test_padded_rows_stand_beside_the_tables_with_the_papers_number_of_their_row():
     padded = [record("sst5", "full-padded", 0, 0.37, 0.99), record("sst5", "TT1-padded", 0, 0.39, 0.99)]
-    summary = summarise([*RUNS, *padded], {}, task.PAPER)
+    summary = summarise([*RUNS, *padded])
     assert [entry.row for entry in summary.tables["sst5"]] == ["full", "TT1", "TT2"]
     assert [(entry.row, entry.paper) for entry in summary.beside["sst5"]] == (
         [("full-padded", 0.374), ("TT1-padded", 0.415)]
@@ -148,7 +164,7 @@ def test_padded_rows_stand_beside_the_tables_with_the_papers_number_of_their_row
 
 def test_long_rows_stand_beside_the_tables_after_one_another():
     long = [record("sst5", row, 0, 0.37) for row in ("TT1-long", "full-long", "full-padded")]
-    summary = summarise([*RUNS, *long], {}, task.PAPER)
+    summary = summarise([*RUNS, *long])
     assert [entry.row for entry in summary.beside["sst5"]] == ["full-long", "TT1-long", "full-padded"]
     said = findings_beside(summary, "sst5")
     assert "full-long, at most 16 epochs, stopped when 4 have not improved, has 0.370" in said[0]
@@ -157,10 +173,10 @@ def test_long_rows_stand_beside_the_tables_after_one_another():
 
 
 def test_the_laboratorys_own_share_of_the_time_is_told():
-    assert "took 1.0 % of the training time (median over rows; 1.0 % in" in notes(summarise(RUNS, {}, task.PAPER))[-1]
+    assert "took 1.0 % of the training time (median over rows; 1.0 % in" in notes(summarise(RUNS))[-1]
 
 
-def test_only_runs_of_the_rows_as_they_are_configured_stand_in_the_tables(tmp_path):
+def test_only_runs_of_the_rows_as_they_are_configured_stand_in_the_tables(bench):
     lines = [
         record("sst5", "TT1", 0, 0.42),
         record("sst5", "TT1", 1, 0.43),
@@ -168,16 +184,17 @@ def test_only_runs_of_the_rows_as_they_are_configured_stand_in_the_tables(tmp_pa
         {**record("sst5", "TT1", 0, 0.99), "settings": {**record("sst5", "TT1", 0, 0.99)["settings"], "row": "mine"}},
         {"row": "TT1"},
     ]
-    assert task.in_tables(lines, tmp_path) == lines[:2]
+    assert bench.in_tables(lines) == lines[:2]
     faster = record("sst5", "TT1", 2, 0.44)
     faster["settings"]["lr"] = 0.5  # found by a later search: the seeds before it do not belong to it
-    assert task.in_tables([*lines, faster], tmp_path) == [faster]
+    assert bench.in_tables([*lines, faster]) == [faster]
 
 
-def test_of_runs_with_several_rates_those_of_the_rate_that_was_found_stand_in_the_tables(tmp_path):
-    found, left = task.GRIDS["sst5"][1], task.GRIDS["sst5"][2]
-    for point in task.GRIDS["sst5"]:
-        try_point(tmp_path, "sst5", "tensor_train", point, 0.5 if point == found else 0.4)
+def test_of_runs_with_several_rates_those_of_the_rate_that_was_found_stand_in_the_tables(bench):
+    points = bench.plan.search("sst5").points
+    found, left = points[1], points[2]
+    for point in points:
+        try_point(bench, "sst5", "tensor_train", point, 0.5 if point == found else 0.4)
 
     def line(row, point, seed):
         made = record("sst5", row, seed, 0.4)
@@ -187,7 +204,7 @@ def test_of_runs_with_several_rates_those_of_the_rate_that_was_found_stand_in_th
     of_found = [line("TT1", found, seed) for seed in range(2)]
     later = line("TT1", left, 0)  # of a search that found something else, or by hand
     alone = line("TT2", left, 0)
-    assert task.in_tables([*of_found, later, alone], tmp_path) == [*of_found, alone]
+    assert bench.in_tables([*of_found, later, alone]) == [*of_found, alone]
 
 
 @pytest.mark.parametrize(
@@ -204,17 +221,15 @@ def test_of_runs_with_several_rates_those_of_the_rate_that_was_found_stand_in_th
 def test_a_line_with_wrong_figures_is_named(name, value):
     wrong = {**record("sst5", "TT1", 0, 0.42), name: value}
     with pytest.raises(ExperimentError, match=rf"run 1 of the tables \(sst5 TT1 seed 0\): {name} missing or wrong"):
-        summarise([wrong], {}, task.PAPER)
+        summarise([wrong])
 
 
 def test_a_run_outside_a_repository_is_reported():
-    assert "commit unknown" in html(
-        summarise([{**line, "commit": None, "commits": [None]} for line in RUNS], {}, task.PAPER)
-    )
+    assert "commit unknown" in html(summarise([{**line, "commit": None, "commits": [None]} for line in RUNS]))
 
 
 def test_the_page_needs_nothing_from_elsewhere_and_its_pictures_are_whole():
-    page = html(summarise(RUNS, {}, task.PAPER))
+    page = html(summarise(RUNS))
     assert not re.search(r"<script|<link|<img|src=|@import|url\((?!#)", page)
     pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
     assert len(pictures) == 4  # of each dataset its sizes, and the curves of its only compressed format
@@ -225,17 +240,17 @@ def test_the_page_needs_nothing_from_elsewhere_and_its_pictures_are_whole():
 
 def test_the_text_in_pictures_is_legible_on_a_phone():
     shown = 390 - 2 * 16 - 2 * 9  # pixels across, less what the page and its figures keep at the sides
-    for picture in re.findall(r"<svg.*?</svg>", html(summarise(RUNS, {}, task.PAPER)), re.DOTALL):
+    for picture in re.findall(r"<svg.*?</svg>", html(summarise(RUNS)), re.DOTALL):
         width = float(re.search(r'viewBox="0 0 ([\d.]+) ', picture).group(1))
         sizes = [float(size) for size in re.findall(r"font-size: ([\d.]+)px", picture)]
         assert min(sizes) * shown / width > 9
 
 
-def test_the_search_is_told(tmp_path):
-    for number, point in enumerate(task.GRIDS["sst5"]):
-        try_point(tmp_path, "sst5", "tensor_train", point, *(0.4 + number / 100 + seed / 1000 for seed in range(3)))
-    append(tmp_path / task.SEARCH_FILE, {"format": "tensor_ring"})  # what is no point is passed over
-    told = markdown(summarise(RUNS, task.grids(tmp_path), task.PAPER))
+def test_the_search_is_told(bench, tmp_path):
+    for number, point in enumerate(bench.plan.search("sst5").points):
+        try_point(bench, "sst5", "tensor_train", point, *(0.4 + number / 100 + seed / 1000 for seed in range(3)))
+    append(bench.file("search"), {"format": "tensor_ring"})  # what is no point is passed over
+    told = markdown(summarise(RUNS, tmp_path))
     assert f"| SST-5 | {unbroken('tensor train')} | Glorot | 0.401 | 0.411 | 0.421 | 0.431 |" in told
     assert f"| SST-5 | {unbroken('tensor train')} | 1 | 0.441 | 0.451 | 0.461 | 0.471 |" in told
     assert f"| {unbroken('tensor ring')} |" not in told
@@ -270,23 +285,31 @@ def test_lines_are_added_and_a_damaged_one_is_named(tmp_path):
 
 
 def test_no_results_say_what_to_run():
-    with pytest.raises(ExperimentError, match="sweep sentiment --table makes them"):
-        summarise([], {}, task.PAPER)
+    with pytest.raises(ExperimentError, match="sweep sentiment makes them"):
+        summarise([])
 
 
-def test_the_command_writes_both_reports_or_says_what_the_lines_are(tmp_path):
+def test_the_command_writes_both_reports_or_says_what_the_lines_are(bench, tmp_path):
     runner = CliRunner()
     told = runner.invoke(app, ["report", "--results", str(tmp_path)])
     assert isinstance(told.exception, ExperimentError)
-    append(tmp_path / task.RESULTS_FILE, {"row": "mine"})
+    append(bench.file(), {"row": "mine"})
     told = runner.invoke(app, ["report", "--results", str(tmp_path)])
     assert "sentiment.jsonl has no runs to report; 1 lines are no runs of the tables" in str(told.exception)
     for line in RUNS:
-        append(tmp_path / task.RESULTS_FILE, line)
+        append(bench.file(), line)
     told = runner.invoke(app, ["report", "--results", str(tmp_path)])
     assert told.exit_code == 0
     assert "from 6 runs; 1 lines are no runs" in told.output.replace("\n", " ")
     assert {"sentiment.md", "sentiment.html"} <= {path.name for path in tmp_path.iterdir()}
+
+
+def test_the_committed_report_is_what_the_committed_lines_say(tmp_path):
+    for name in ("sentiment.jsonl", "sentiment_search.jsonl"):
+        shutil.copy(records.RESULTS / name, tmp_path)
+    assert CliRunner().invoke(app, ["report", "--results", str(tmp_path)]).exit_code == 0
+    for name in ("sentiment.md", "sentiment.html"):
+        assert (tmp_path / name).read_bytes() == (records.RESULTS / name).read_bytes()
 
 
 def test_results_are_read_whoever_wrote_them(tmp_path):

@@ -7,20 +7,24 @@ from laboratory import losses, results, try_point
 
 pytest.importorskip("accelerate")
 
-from experiments.checkpoints import NAME
-from experiments.errors import Diverged, ExperimentError
-from experiments.sentiment import task
-from experiments.sentiment.run import run
-from experiments.sentiment.train import How, Training
+from experiments.lab.checkpoints import MODEL, NAME, trained
+from experiments.lab.errors import Diverged, ExperimentError
+from experiments.lab.run import When, run
+from experiments.lab.search import Bench
+from experiments.lab.task import find
+from experiments.lab.training import How, Training
+
+TASK = find("source_code")
 
 
 @pytest.fixture
-def started(row, data, tmp_path):
+def started(row, sources, tmp_path):
     """Start the tiny row as the command does."""
 
-    def start(config=None, *, options=None, out="out", resume=False, **when):
-        how = How(data=data, out=tmp_path / out, resume=resume, checkpoint_steps=1)
-        return run(str(config or row()), options or {}, how, tmp_path / out, **when)
+    def start(config=None, *, task=TASK, data=sources, options=None, out="out", **when):
+        given = {name: when.pop(name) for name in ("resume", "keep_model") if name in when}
+        how = How(data=data, out=tmp_path / out, checkpoint_steps=1, **given)
+        return run(task, str(config or row()), options or {}, how, tmp_path / out, When(**when))
 
     return start
 
@@ -66,10 +70,9 @@ def test_what_came_of_it_is_told_and_where_it_was_written(started, tmp_path):
     told = started()
     (record,) = results(tmp_path / "out")
     assert told == (
-        f"sst5 tiny seed 0: test accuracy {record['test_accuracy']:.4f}, validation {record['val_accuracy']:.4f}, "
-        f"ratio 3; a line was added to {tmp_path / 'out' / task.RESULTS_FILE}"
+        f"python tiny seed 0: validation {record['val_perplexity']:.2f}, ratio 6; "
+        f"a line was added to {tmp_path / 'out' / 'source_code.jsonl'}"
     )
-    assert "test accuracy" not in started(search=True)
 
 
 def test_a_smoke_run_leaves_the_checkpoint_of_the_real_one_alone(started, cut, tmp_path):
@@ -80,18 +83,21 @@ def test_a_smoke_run_leaves_the_checkpoint_of_the_real_one_alone(started, cut, t
     assert kept.read_bytes() == before
 
 
-def test_a_run_goes_on_with_the_rate_it_began_with_though_a_search_has_ended_since(started, cut, tmp_path):
-    cut()
-    for point in task.GRIDS["sst5"]:
-        try_point(tmp_path / "out", "sst5", "tensor_train", point, 0.4)
-    started(resume=True)
-    (record,) = results(tmp_path / "out")
+def test_a_run_goes_on_with_the_rate_it_began_with_though_a_search_has_ended_since(
+    sentiment, sentiment_row, data, started, cut, tmp_path
+):
+    bench, run = Bench(sentiment, tmp_path / "out"), {"task": sentiment, "data": data}
+    cut(sentiment_row(), **run)
+    for point in bench.plan.search("sst5").points:
+        try_point(bench, "sst5", "tensor_train", point, 0.4)
+    started(sentiment_row(), resume=True, **run)
+    (record,) = results(tmp_path / "out", "sentiment.jsonl")
     assert (record["settings"]["lr"], record["settings"]["std"]) == (1e-3, None)
 
 
 @pytest.mark.parametrize("damage", ["another configuration", "half a file"])
 def test_a_sweep_begins_anew_where_the_checkpoint_is_of_no_use(row, started, cut, tmp_path, damage):
-    cut(row(dropout=0.25) if damage == "another configuration" else row())
+    cut(row(clip=0.25) if damage == "another configuration" else row())
     (checkpoint,) = tmp_path.rglob(NAME)
     if damage == "half a file":
         checkpoint.write_bytes(checkpoint.read_bytes()[:500])
@@ -118,32 +124,59 @@ def test_a_place_that_cannot_be_written_to_is_known_before_data_is_read(row, tmp
     with pytest.raises(
         ExperimentError, match=rf"{option} .*file.* cannot be written to: (Not a directory|File exists)"
     ):
-        run(str(row()), {}, How(data=tmp_path / "nowhere", out=places["--out"]), places["--results"])
+        run(TASK, str(row()), {}, How(data=tmp_path / "nowhere", out=places["--out"]), places["--results"])
 
 
-def test_sharding_needs_several_processes(row, data, tmp_path):
+def test_sharding_needs_several_processes(row, sources, tmp_path):
     with pytest.raises(ExperimentError, match="--fsdp shards a model over several processes; start them with torchrun"):
-        run(str(row()), {}, How(data=data, out=tmp_path, fsdp=True), tmp_path)
+        run(TASK, str(row()), {}, How(data=sources, out=tmp_path, fsdp=True), tmp_path)
 
 
 def test_a_point_of_the_grid_that_diverges_was_tried_and_is_the_worst(started, tmp_path, monkeypatch):
     monkeypatch.setattr(Training, "gradients", lambda self, batch: math.nan)
     with pytest.raises(Diverged):
         started()
-    assert not (tmp_path / "out" / task.RESULTS_FILE).exists()
-    started(search=True, options={"lr": 0.5})
-    (line,) = results(tmp_path / "out", task.SEARCH_FILE)
-    assert (line["val_accuracy"], line["settings"]["lr"]) == (0.0, 0.5)
+    assert not (tmp_path / "out" / "source_code.jsonl").exists()
+    started(kind="search", options={"lr": 0.5})
+    (line,) = results(tmp_path / "out", "source_code_search.jsonl")
+    assert (line["val_perplexity"], line["settings"]["lr"]) == (TASK.metrics[0].worst, 0.5)
+    assert TASK.metrics[0].written(line["val_perplexity"]) == "diverged"
     assert "smaller --lr" in line["diverged"]
 
 
-def test_a_search_does_not_look_at_the_test_set_and_a_smoke_run_leaves_the_results_alone(data, tmp_path):
+def test_a_search_does_not_look_at_the_test_set_and_a_smoke_run_leaves_the_results_alone(sentiment, data, tmp_path):
     options = {"seed": 0, "precision": "fp32"}
-    for search in (True, False):
-        how = How(data=data, out=tmp_path / "out")
-        run("imdb-tt3", options, how, None, smoke=True, search=search, resume_if_possible=True)
-    (tried,), (record,) = results(tmp_path / "out", task.SEARCH_FILE), results(tmp_path / "out")
+    for kind in ("search", ""):
+        how, when = How(data=data, out=tmp_path / "out"), When(smoke=True, kind=kind, resume_if_possible=True)
+        run(sentiment, "imdb-tt3", options, how, None, when)
+    (tried,), (record,) = (results(tmp_path / "out", f"sentiment{kind}.jsonl") for kind in ("_search", ""))
     assert tried["test_accuracy"] is None
     assert record["test_accuracy"] is not None
     assert record["ratio"] == pytest.approx(441, abs=1)
     assert not list((tmp_path / "out").rglob(NAME))
+
+
+def test_a_trained_model_is_kept_on_request_and_belongs_to_its_task(started, tmp_path):
+    started(keep_model=True)
+    (path,) = tmp_path.rglob(MODEL)
+    settings, tensors = trained(path.parent, TASK.name, TASK.settings)
+    assert settings.row == "tiny"
+    lanes = TASK.load(settings, tmp_path / "sources")
+    TASK.model(settings, lanes).load_state_dict(tensors)
+    with pytest.raises(ExperimentError, match=r"model.pt is a model of the task source_code, not of other"):
+        trained(path, "other", TASK.settings)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ExperimentError, match=r"model.pt is damaged: .*--keep-model"):
+        trained(path, TASK.name, TASK.settings)
+    with pytest.raises(ExperimentError, match=r"there is no .*model.pt; a run with --keep-model leaves one"):
+        trained(tmp_path, TASK.name, TASK.settings)
+
+
+def test_a_checkpoint_of_another_task_is_refused(started, cut, tmp_path, sentiment, sentiment_row, data):
+    cut(out="out")
+    (path,) = tmp_path.rglob(NAME)
+    foreign = tmp_path / "out" / "sentiment" / "sst5-tiny-0" / NAME
+    foreign.parent.mkdir(parents=True)
+    path.rename(foreign)
+    with pytest.raises(ExperimentError, match=r"is of another configuration: task source_code \(now sentiment\)"):
+        started(sentiment_row(), task=sentiment, data=data, resume=True)

@@ -1,5 +1,6 @@
 import json
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from laboratory import tried_line, try_point
@@ -7,11 +8,17 @@ from laboratory import tried_line, try_point
 pytest.importorskip("accelerate")
 
 import tensorbed as tb
-from experiments.errors import ExperimentError
-from experiments.records import append, read
-from experiments.sentiment import task
-from experiments.sentiment.train import How, train
-from experiments.settings import configured, recorded, row_names
+from experiments.lab.errors import ExperimentError
+from experiments.lab.records import append, read
+from experiments.lab.rows import configured, row_names
+from experiments.lab.search import Bench
+from experiments.lab.settings import recorded
+from experiments.lab.task import find
+from experiments.lab.training import How, train
+
+TASK = find("sentiment")
+PLAN = Bench(TASK, Path()).plan
+POINTS = PLAN.search("sst5").points
 
 # The paper's ratios, over the real vocabulary, cut or rounded to whole numbers; low rank: (I + J) R numbers.
 RATIOS = {
@@ -23,17 +30,17 @@ RATIOS = {
 
 @pytest.mark.parametrize(("name", "ratio"), RATIOS.items())
 def test_rows_have_the_ratios_of_the_paper(name, ratio):
-    settings = configured(task.CONFIGS, name, {})
+    settings = configured(TASK, name, {})
     structure = tb.Embedding(settings.vocabulary, settings.dim, settings.table_format(), device="meta").structure
     assert structure.rows * structure.cols / structure.numel == pytest.approx(ratio, abs=1)
 
 
 def test_every_run_of_the_tables_has_a_file_and_every_file_a_run():
-    assert {f"{dataset}-{row}".lower() for dataset, row, _ in task.runs()} == set(row_names(task.CONFIGS))
+    assert {f"{dataset}-{row}".lower() for dataset, row, _ in PLAN.runs} == set(row_names(TASK))
 
 
 def test_the_imdb_rows_of_the_claim_come_first_then_every_sst_row_seed_by_seed():
-    order = [(dataset, seed) for dataset, _, seed in task.runs()]
+    order = [(dataset, seed) for dataset, _, seed in PLAN.runs]
     tables = [("imdb", 0)] * 8 + [("sst5", seed) for seed in range(10) for _ in range(10)]
     beside = [("sst5", seed) for seed in range(2) for _ in range(3)] + [("sst5", s) for s in range(5) for _ in range(4)]
     assert order == tables + beside + [("imdb", 0)] * 2
@@ -42,8 +49,8 @@ def test_the_imdb_rows_of_the_claim_come_first_then_every_sst_row_seed_by_seed()
 def test_rows_differ_in_their_tables_only():
     """Same words, schedule, batches, precision, selection for every row of a dataset."""
     for dataset in ("sst5", "imdb"):
-        names = [name for name in row_names(task.CONFIGS) if name.startswith(dataset) and name.count("-") == 1]
-        rows = [configured(task.CONFIGS, name, {}) for name in names]
+        names = [name for name in row_names(TASK) if name.startswith(dataset) and name.count("-") == 1]
+        rows = [configured(TASK, name, {}) for name in names]
         tables = {"row", "format", "rank", "shape"}
         same = {tuple((k, v) for k, v in asdict(one).items() if k not in tables) for one in rows}
         assert len(same) == 1
@@ -55,6 +62,11 @@ def test_rows_differ_in_their_tables_only():
         ({"vocabluary": 20}, r'row.toml: unknown key "vocabluary": did you mean "vocabulary"'),
         ({"dataset": "sst"}, r'row.toml: unknown dataset "sst": did you mean "sst5"'),
         ({"format": "tensor_tain"}, r'unknown format "tensor_tain": did you mean "tensor_train"'),
+        ({"format": "tt(4)"}, r"format tt\(4\): what stands in brackets needs a name, as in tt\(order=4\)"),
+        ({"format": "tt(order=4)", "ratio": 8.0}, r"rank=2 and ratio=8.0 both set the size; give one"),
+        ({"format": "hot"}, r'unknown format "hot"'),
+        ({"format": "straight_through"}, r'rank=2: format "straight_through" has none; give a --format that has one: '),
+        ({"optimizer": "adamm"}, r'unknown optimizer "adamm": did you mean "adam'),
         ({"rank": "16"}, r"rank = '16' should be int"),
         ({"dropout": 1.5}, r"dropout=1.5: it must be at least 0 and below 1"),
         ({"precision": "fp16"}, r'unknown precision "fp16": did you mean "(fp32|bf16)"'),
@@ -62,7 +74,7 @@ def test_rows_differ_in_their_tables_only():
         ({"rank": 0}, r"rank=0: it must be at least 1"),
         ({"format": "full"}, r"rank=2: a full table has none"),
         ({"format": "lr"}, r'shape=.*: format "low_rank" has none'),
-        ({"vocabulary": 2}, r"vocabulary=2: padding"),
+        ({"vocabulary": 2}, r"vocabulary=2: it must be at least 3"),
         ({"row": "../up"}, r"row='../up': a name of letters"),
         ({"batch": 0}, r"batch=0: it must be at least 1"),
         ({"max_tokens": -5}, r"max_tokens=-5: it must be at least 1"),
@@ -73,89 +85,89 @@ def test_rows_differ_in_their_tables_only():
         ({"shape": [[4, 5]]}, r"shape = \[\[4, 5\]\] should be two lists"),
     ],
 )
-def test_a_wrong_row_is_refused_with_the_nearest_right_name(row, changes, message):
+def test_a_wrong_row_is_refused_with_the_nearest_right_name(sentiment_row, changes, message):
     with pytest.raises(ExperimentError, match=message):
-        configured(task.CONFIGS, str(row(**changes)), {})
+        configured(TASK, str(sentiment_row(**changes)), {})
 
 
 @pytest.mark.parametrize(
     "changes", [{"shape": [[4, 4], [2, 4]]}, {"shape": [[4, 5], [2, 3]]}, {"shape": [[4, 5], [2, 4.5]]}]
 )
-def test_a_table_that_cannot_be_is_refused_before_data_is_read(row, changes):
-    settings = configured(task.CONFIGS, str(row(**changes)), {})
+def test_a_table_that_cannot_be_is_refused_before_data_is_read(sentiment_row, changes):
+    settings = configured(TASK, str(sentiment_row(**changes)), {})
     with pytest.raises(ExperimentError, match=r"^sst5 tiny: .*(shape|rank)"):
-        train(settings, How(data=None))
+        train(TASK, settings, How(data=None))
 
 
 def test_an_unknown_row_is_refused_with_the_nearest(tmp_path):
     with pytest.raises(ExperimentError, match=r'unknown row "sst5-tt11": did you mean "sst5-tt1"'):
-        configured(task.CONFIGS, "sst5-tt11", {})
+        configured(TASK, "sst5-tt11", {})
     with pytest.raises(ExperimentError, match="does not exist"):
-        configured(task.CONFIGS, str(tmp_path / "none.toml"), {})
+        configured(TASK, str(tmp_path / "none.toml"), {})
     (tmp_path / "bad.toml").write_text("rank = [", encoding="utf-8")
     with pytest.raises(ExperimentError, match=r"bad.toml is no TOML file"):
-        configured(task.CONFIGS, str(tmp_path / "bad.toml"), {})
+        configured(TASK, str(tmp_path / "bad.toml"), {})
 
 
-def test_another_format_leaves_rank_and_shape_of_the_file_behind(row, tmp_path):
-    settings = configured(task.CONFIGS, str(row()), {"format": "full"})
+def test_another_format_leaves_rank_and_shape_of_the_file_behind(sentiment_row, bench):
+    settings = configured(TASK, str(sentiment_row()), {"format": "full"})
     assert (settings.rank, settings.shape) == (None, None)
-    settings = configured(task.CONFIGS, str(row()), {"format": "lr", "rank": 3})
+    settings = configured(TASK, str(sentiment_row()), {"format": "lr", "rank": 3})
     assert (settings.format, settings.rank, settings.shape) == ("low_rank", 3, None)
-    assert configured(task.CONFIGS, str(row()), {"format": "tensor_train"}).shape is not None
+    assert configured(TASK, str(sentiment_row()), {"format": "tensor_train"}).shape is not None
     with pytest.raises(ExperimentError, match='unknown dataset "imbd": did you mean "imdb"'):
-        task.settle(None, {"dataset": "imbd"}, tmp_path, smoke=False, search=False)
+        bench.settle(None, {"dataset": "imbd"})
 
 
-def test_a_seed_may_stand_in_the_file(row, tmp_path):
-    assert task.settle(str(row(seed=5)), {}, tmp_path, smoke=False, search=False).seed == 5
-    assert task.settle(str(row(seed=5)), {"seed": 6}, tmp_path, smoke=False, search=False).seed == 6
+def test_a_seed_may_stand_in_the_file(sentiment_row, bench):
+    assert bench.settle(str(sentiment_row(seed=5)), {}).seed == 5
+    assert bench.settle(str(sentiment_row(seed=5)), {"seed": 6}).seed == 6
 
 
-def test_options_go_before_the_file_and_the_file_before_defaults(row):
-    settings = configured(task.CONFIGS, str(row(dropout=0.25)), {"rank": 3, "lr": None})
+def test_options_go_before_the_file_and_the_file_before_defaults(sentiment_row):
+    settings = configured(TASK, str(sentiment_row(dropout=0.25)), {"rank": 3, "lr": None})
     assert (settings.rank, settings.dropout, settings.layers) == (3, 0.25, 2)
 
 
-def test_the_fingerprint_is_of_the_configuration_not_of_the_seed(row):
-    one = configured(task.CONFIGS, str(row()), {"seed": 1})
-    assert one.fingerprint() == configured(task.CONFIGS, str(row()), {"seed": 2}).fingerprint()
-    assert one.fingerprint() != configured(task.CONFIGS, str(row()), {"lr": 0.5}).fingerprint()
+def test_the_fingerprint_is_of_the_configuration_not_of_the_seed(sentiment_row):
+    one = configured(TASK, str(sentiment_row()), {"seed": 1})
+    assert one.fingerprint() == configured(TASK, str(sentiment_row()), {"seed": 2}).fingerprint()
+    assert one.fingerprint() != configured(TASK, str(sentiment_row()), {"lr": 0.5}).fingerprint()
 
 
-def test_the_best_point_of_a_whole_grid_is_taken_and_the_earlier_of_equals(tmp_path):
-    scores = dict(zip(task.GRIDS["sst5"], [0.3, 0.4, 0.4, 0.2, 0.2, 0.1, 0.1, 0.1], strict=True))
+def test_the_best_point_of_a_whole_grid_is_taken_and_the_earlier_of_equals(bench):
+    scores = dict(zip(POINTS, [0.3, 0.4, 0.4, 0.2, 0.2, 0.1, 0.1, 0.1], strict=True))
     for point, score in scores.items():
-        assert task.found(tmp_path, "sst5", "tensor_train") is None
-        try_point(tmp_path, "sst5", "tensor_train", point, score)
-    rate, std = task.GRIDS["sst5"][1]
-    assert task.found(tmp_path, "sst5", "tensor_train") == (rate, std)
-    row = task.with_found("sst5-tt2", {}, tmp_path)
+        assert bench.best("sst5", "tensor_train") is None
+        try_point(bench, "sst5", "tensor_train", point, score)
+    rate, std = POINTS[1]
+    assert bench.best("sst5", "tensor_train") == {"lr": rate, "std": std}
+    row = bench.with_best("sst5-tt2", {})
     assert (row.lr, row.std) == (rate, std)
-    assert task.with_found("sst5-full", {}, tmp_path).lr == 1e-3
+    assert bench.with_best("sst5-full", {}).lr == 1e-3
 
 
-def test_a_point_is_as_good_as_the_mean_over_its_seeds(tmp_path):
-    first, second, *others = task.GRIDS["sst5"]
+def test_a_point_is_as_good_as_the_mean_over_its_seeds(bench):
+    first, second, *others = POINTS
     for point in others:
-        try_point(tmp_path, "sst5", "tensor_train", point, 0.1)
-    try_point(tmp_path, "sst5", "tensor_train", first, 0.5, 0.2, 0.2)
-    try_point(tmp_path, "sst5", "tensor_train", second, 0.4, 0.4)
-    assert task.found(tmp_path, "sst5", "tensor_train") is None  # a seed is missing
-    append(tmp_path / task.SEARCH_FILE, tried_line("sst5", "tensor_train", *second, 0.4, seed=2))
-    assert task.found(tmp_path, "sst5", "tensor_train") == second
-    assert task.points(tmp_path, "sst5", "tensor_train")[first] == pytest.approx(0.3)
+        try_point(bench, "sst5", "tensor_train", point, 0.1)
+    try_point(bench, "sst5", "tensor_train", first, 0.5, 0.2, 0.2)
+    try_point(bench, "sst5", "tensor_train", second, 0.4, 0.4)
+    assert bench.best("sst5", "tensor_train") is None  # a seed is missing
+    append(bench.file("search"), tried_line(bench, "sst5", "tensor_train", second, 0.4, seed=2))
+    assert bench.best("sst5", "tensor_train") == {"lr": second[0], "std": second[1]}
+    assert bench.points("sst5", "tensor_train")[first] == pytest.approx(0.3)
 
 
-def searched(folder, best):
+def searched(bench, best):
     """A whole grid of tensor trains on SST-5."""
-    for point in task.GRIDS["sst5"]:
-        try_point(folder, "sst5", "tensor_train", point, 0.5 if point == best else 0.4)
+    for point in POINTS:
+        try_point(bench, "sst5", "tensor_train", point, 0.5 if point == best else 0.4)
 
 
-def test_what_was_found_goes_below_the_rows_own_file_and_the_options(row, tmp_path):
+def test_what_was_found_goes_below_the_rows_own_file_and_the_options(sentiment_row, bench):
     best = (2e-3, 1.0)
-    searched(tmp_path, best)
+    searched(bench, best)
     told = [
         ("sst5-tt1", {}, best),
         ("sst5-tt1", {"lr": 0.5}, (0.5, 1.0)),
@@ -164,34 +176,34 @@ def test_what_was_found_goes_below_the_rows_own_file_and_the_options(row, tmp_pa
         ({"lr": 0.01, "std": 0.3}, {}, (0.01, 0.3)),
     ]
     for config, options, wanted in told:
-        name = str(row(**config)) if isinstance(config, dict) else config
-        settings = task.settle(name, options, tmp_path, smoke=False, search=False)
+        name = str(sentiment_row(**config)) if isinstance(config, dict) else config
+        settings = bench.settle(name, options)
         assert (settings.lr, settings.std) == wanted
-    assert task.settle("sst5-tt1", {"lr": 2e-3}, tmp_path, smoke=False, search=False).row == "TT1"
+    assert bench.settle("sst5-tt1", {"lr": 2e-3}).row == "TT1"
 
 
-def test_points_tried_with_other_settings_do_not_count(tmp_path):
-    searched(tmp_path, task.GRIDS["sst5"][0])
-    lines = read(tmp_path / task.SEARCH_FILE)
-    assert task.found(tmp_path, "sst5", "tensor_train") == task.GRIDS["sst5"][0]
+def test_points_tried_with_other_settings_do_not_count(bench):
+    searched(bench, POINTS[0])
+    lines = read(bench.file("search"))
+    assert bench.best("sst5", "tensor_train") == {"lr": POINTS[0][0], "std": POINTS[0][1]}
     lines[0]["settings"]["epochs"] += 1
-    (tmp_path / task.SEARCH_FILE).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert task.found(tmp_path, "sst5", "tensor_train") is None
+    bench.file("search").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert bench.best("sst5", "tensor_train") is None
 
 
 def test_settings_come_back_from_a_line_of_results():
-    settings = configured(task.CONFIGS, "sst5-tr2", {"seed": 3, "std": 0.5})
+    settings = configured(TASK, "sst5-tr2", {"seed": 3, "std": 0.5})
     line = json.loads(json.dumps({"settings": settings.as_record()}))
-    assert recorded(line) == settings
-    assert recorded({"settings": {**line["settings"], "gone": 1}}) is None
-    assert recorded({}) is None
+    assert recorded(TASK.settings, line) == settings
+    assert recorded(TASK.settings, {"settings": {**line["settings"], "gone": 1}}) is None
+    assert recorded(TASK.settings, {}) is None
     before = {name: value for name, value in line["settings"].items() if name != "pad_to"}
-    assert recorded({"settings": before}) == settings
+    assert recorded(TASK.settings, {"settings": before}) == settings
 
 
-def test_a_smoke_run_has_a_name_of_its_own(tmp_path):
-    real, tiny = (task.settle("sst5-tt1", {}, tmp_path, smoke=smoke, search=False) for smoke in (False, True))
-    assert real.folder(tmp_path) != tiny.folder(tmp_path)
+def test_a_smoke_run_has_a_name_of_its_own(bench):
+    real, tiny = (bench.settle("sst5-tt1", {}, tiny=smoke) for smoke in (False, True))
+    assert real.row != tiny.row
 
 
 @pytest.mark.parametrize(
@@ -204,5 +216,5 @@ def test_a_smoke_run_has_a_name_of_its_own(tmp_path):
         (None, {}, "full"),
     ],
 )
-def test_a_row_that_was_changed_has_another_name(tmp_path, config, options, name):
-    assert task.settle(config, options, tmp_path, smoke=False, search=False).row == name
+def test_a_row_that_was_changed_has_another_name(config, options, name, bench):
+    assert bench.settle(config, options).row == name

@@ -11,11 +11,16 @@ from rich.console import Console
 
 pytest.importorskip("accelerate")
 
-from experiments import sweep as sweep_module
-from experiments.errors import Stopped
-from experiments.records import append
-from experiments.sentiment import task
-from experiments.sweep import Sweep, stages
+from experiments.lab import sweep as sweep_module
+from experiments.lab.errors import Stopped
+from experiments.lab.records import append
+from experiments.lab.rows import Plan
+from experiments.lab.search import Bench
+from experiments.lab.sweep import Sweep
+from experiments.lab.task import find
+
+TASK = find("sentiment")
+PLAN = Bench(TASK, Path()).plan
 
 
 @pytest.fixture
@@ -42,65 +47,71 @@ def started(monkeypatch):
 
 
 def made(tmp_path, **options):
-    return Sweep(None, tmp_path / "out", tmp_path, console=Console(quiet=True), **options)
+    return Sweep(Bench(TASK, tmp_path), None, tmp_path / "out", console=Console(quiet=True), **options)
 
 
 def rows(commands):
-    return [(c[c.index("--config") + 1], c[c.index("--seed") + 1]) for c in commands if "--search" not in c]
+    return [(c[c.index("--config") + 1], c[c.index("--seed") + 1]) for c in commands if "--kind" not in c]
 
 
 def test_every_row_is_run_and_the_search_of_a_set_comes_before_its_rows(tmp_path, started):
     commands, _ = started
     assert made(tmp_path).run(seeds=1) == []
-    assert rows(commands) == [(f"{d}-{row}", "0") for d, row, seed in task.runs() if seed == 0]
-    kinds = [(c[c.index("--config") + 1].split("-")[0], "--search" in c) for c in commands]
+    assert rows(commands) == [(f"{d}-{row}", "0") for d, row, seed in PLAN.runs if seed == 0]
+    kinds = [(c[c.index("--config") + 1].split("-")[0], "--kind" in c) for c in commands]
     imdb, sst5 = [("imdb", True)] * 4 * 4, [("sst5", True)] * 4 * 8 * 3
     imdb_again = imdb  # nothing was written here, so it is still missing
     assert kinds == imdb + [("imdb", False)] * 8 + sst5 + [("sst5", False)] * 17 + imdb_again + [("imdb", False)] * 2
     assert all(c[0] == sys.executable for c in commands)
 
 
-def test_what_has_a_result_is_left_out(tmp_path, started):
+def test_what_has_a_result_is_left_out(bench, tmp_path, started):
     commands, _ = started
-    done = [(d, row, seed) for d, row, seed in task.runs()][:-2]
-    for dataset, rows_of in task.SEARCHED_ROWS.items():
-        for format, point in itertools.product(rows_of, task.GRIDS[dataset]):
-            try_point(tmp_path, dataset, format, point, 0.4)
+    done = [(d, row, seed) for d, row, seed in PLAN.runs][:-2]
+    for dataset, search in PLAN.searches.items():
+        for format, point in itertools.product(search.rows, search.points):
+            try_point(bench, dataset, format, point, 0.4)
     for dataset, row, seed in done:
-        settings = task.settle(f"{dataset}-{row}", {"seed": seed}, tmp_path, smoke=False, search=False)
-        append(tmp_path / task.RESULTS_FILE, {"settings": settings.as_record()})
+        settings = bench.settle(f"{dataset}-{row}", {"seed": seed})
+        append(bench.file(), {"settings": settings.as_record()})
     made(tmp_path, jobs=2).run()
     assert sorted(rows(commands)) == [("imdb-TR4", "0"), ("imdb-TR5", "0")]
     assert len(commands) == 2
 
 
-def test_a_result_is_known_for_one_after_a_search_that_was_lost(tmp_path, started, monkeypatch):
+def test_a_result_is_known_for_one_after_a_search_that_was_lost(bench, tmp_path, started, monkeypatch):
     """Its rate is the one the search finds: before it, the result seems to be of other settings."""
     commands, _ = started
-    monkeypatch.setattr(task, "runs", lambda: iter([("sst5", "TT1", 0), ("sst5", "TT1", 1)]))
-    best = task.GRIDS["sst5"][-1]
+    monkeypatch.setattr(Bench, "plan", replace(PLAN, runs=(("sst5", "TT1", 0), ("sst5", "TT1", 1))))
+    search = PLAN.search("sst5")
+    best = search.points[-1]
 
     def lines():
-        for format, point, seed in itertools.product(task.SEARCHED_ROWS["sst5"], task.GRIDS["sst5"], range(3)):
-            yield tried_line("sst5", format, *point, 0.5 if point == best else 0.4, seed)
+        for format, point, seed in itertools.product(search.rows, search.points, range(3)):
+            yield tried_line(bench, "sst5", format, point, 0.5 if point == best else 0.4, seed)
 
     for line in lines():
-        append(tmp_path / task.SEARCH_FILE, line)
-    settings = task.settle("sst5-TT1", {"seed": 0}, tmp_path, smoke=False, search=False)
-    append(tmp_path / task.RESULTS_FILE, {"settings": settings.as_record()})
-    (tmp_path / task.SEARCH_FILE).unlink()
+        append(bench.file("search"), line)
+    settings = bench.settle("sst5-TT1", {"seed": 0})
+    append(bench.file(), {"settings": settings.as_record()})
+    bench.file("search").unlink()
     found = lines()
-    monkeypatch.setattr(Sweep, "try_point", lambda *entry: append(tmp_path / task.SEARCH_FILE, next(found)))
+    real = Sweep.start
+
+    def start(sweep, cell):
+        return append(bench.file("search"), next(found)) if cell.kind else real(sweep, cell)
+
+    monkeypatch.setattr(Sweep, "start", start)
     assert made(tmp_path).run() == []
     assert rows(commands) == [("sst5-TT1", "1")]
 
 
-def test_a_result_of_another_configuration_is_no_result(tmp_path, started):
+def test_a_result_of_another_configuration_is_no_result(bench, tmp_path, started):
     commands, _ = started
-    for dataset, row, seed in task.runs():
-        settings = task.settle(f"{dataset}-{row}", {"seed": seed}, tmp_path, smoke=True, search=False)
+    for dataset, row, seed in PLAN.runs:
+        settings = bench.settle(f"{dataset}-{row}", {"seed": seed}, tiny=True)
         other = replace(settings, batch=9) if (row, seed) == ("TT2", 0) else settings
-        append(tmp_path / task.RESULTS_FILE, {"settings": other.as_record()})
+        append(bench.file(), {"settings": other.as_record()})
     made(tmp_path, smoke=True).run()
     assert rows(commands) == [("imdb-TT2", "0"), ("sst5-TT2", "0")]
 
@@ -153,15 +164,13 @@ class _Ends(list):
         self.gone.set()
 
 
-def test_stages_keep_the_order():
-    runs = [("a", "x", 0), ("a", "y", 0), ("b", "x", 0), ("a", "x", 1)]
-    assert [(name, len(entries)) for name, entries in stages(runs)] == [("a", 2), ("b", 1), ("a", 1)]
-
-
-def test_a_sweep_runs_its_rows_as_processes_and_leaves_them_out_the_next_time(data, tmp_path, monkeypatch):
-    monkeypatch.setattr(task, "runs", lambda: iter([("sst5", "LR1", 0), ("sst5", "LR1", 1)]))
-    sweep = Sweep(data, tmp_path / "out", tmp_path, 2, smoke=True, console=Console(quiet=True))
-    assert sweep.run() == [], (tmp_path / "out/logs/sst5-LR1-0.log").read_text()
-    assert sorted((line["row"], line["seed"]) for line in results(tmp_path)) == [("LR1-smoke", 0), ("LR1-smoke", 1)]
+def test_a_sweep_runs_its_rows_as_processes_and_leaves_them_out_the_next_time(sources, tmp_path, monkeypatch):
+    runs = tuple(("python", "low_rank", seed) for seed in (0, 1))
+    monkeypatch.setattr(Bench, "plan", Plan(runs, {}, {}))
+    bench = Bench(find("source_code"), tmp_path)
+    sweep = Sweep(bench, sources, tmp_path / "out", 2, smoke=True, console=Console(quiet=True))
+    assert sweep.run() == [], (tmp_path / "out/logs/source_code-python-low_rank-0.log").read_text()
+    lines = sorted((line["row"], line["seed"]) for line in results(tmp_path))
+    assert lines == [("low_rank-smoke", 0), ("low_rank-smoke", 1)]
     assert sweep.run() == []
     assert len(results(tmp_path)) == 2

@@ -1,0 +1,131 @@
+"""Where a run was, so that it goes on bit for bit: written whole or not at all, the last good one kept."""
+
+from __future__ import annotations
+
+import errno
+import io
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.lab.errors import ExperimentError
+from experiments.lab.files import write_whole
+from experiments.lab.settings import S, Settings, made
+
+NAME = "checkpoint.pt"
+MODEL = "model.pt"
+CONTENT = ("model", "optimizer", "scheduler", "processes", "source", "state", "best", "data", "fsdp")
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoint of one run in a folder, due after so many steps or minutes, whichever comes first."""
+
+    folder: Path
+    settings: Mapping[str, Any]  # of the run it belongs to
+    every_steps: int | None = None
+    every_minutes: float | None = 5.0
+    _steps: int = 0
+    _time: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, task: str, settings: Settings, out: Path, *due: Any) -> Checkpoints:
+        folder = out / task / f"{settings.dataset}-{settings.row}-{settings.seed}"
+        return cls(folder, {"task": task, **settings.as_record()}, *due)
+
+    @property
+    def path(self) -> Path:
+        return self.folder / NAME
+
+    def due(self) -> bool:
+        self._steps += 1
+        by_steps = self.every_steps is not None and self._steps >= self.every_steps
+        by_time = self.every_minutes is not None and time.monotonic() - self._time >= 60 * self.every_minutes
+        return by_steps or by_time
+
+    def save(self, content: Mapping[str, Any]) -> None:
+        """Replace the checkpoint; on a full disk the one before stays and the run stops with a message."""
+        buffer = io.BytesIO()
+        torch.save({"settings": dict(self.settings), **content}, buffer)
+        try:
+            write_whole(self.path, buffer.getbuffer())
+        except OSError as error:
+            reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
+            raise ExperimentError(f"{NAME} could not be written: {reason}. {self.kept()}") from error
+        self._steps, self._time = 0, time.monotonic()
+
+    def load(self) -> dict[str, Any]:
+        """What was saved; refused when it is of another configuration or damaged."""
+        content = self.read()
+        if other := self.differences(content):
+            raise ExperimentError(
+                f"{self.path} is of another configuration: {other}. Give the same options as before, or another --out, "
+                "or begin anew with --restart."
+            )
+        return content
+
+    def read(self) -> dict[str, Any]:
+        if not self.path.exists():
+            raise ExperimentError(f"--resume: there is no checkpoint {self.path}; start without --resume.")
+        return _read(self.path, CONTENT, "Begin anew with --restart.")
+
+    def differences(self, content: Mapping[str, Any]) -> str:
+        """In what a checkpoint's configuration is another: ``lr 0.001 (now 0.002)``; nothing if it is ours."""
+        theirs = content["settings"]
+        names = [name for name in {**theirs, **self.settings} if name != "fingerprint"]
+        return ", ".join(
+            f"{name} {theirs.get(name)} (now {self.settings.get(name)})"
+            for name in names
+            if theirs.get(name) != self.settings.get(name)
+        )
+
+    def usable(self) -> bool:
+        """Is there one, whole and of this configuration?"""
+        try:
+            return not self.differences(self.read())
+        except ExperimentError:
+            return False
+
+    def kept(self) -> str:
+        """A sentence on what is left of a run that stops."""
+        if self.path.exists():
+            return f"The last good checkpoint is {self.path}; with the same options --resume goes on from it."
+        return "There was no checkpoint yet."
+
+    def save_model(self, tensors: Mapping[str, Any]) -> None:
+        """The trained model alone, for the task's commands."""
+        buffer = io.BytesIO()
+        torch.save({"settings": dict(self.settings), "best": dict(tensors)}, buffer)
+        write_whole(self.folder / MODEL, buffer.getbuffer())
+
+    def remove(self) -> None:
+        """After the result is written nobody needs it."""
+        self.path.unlink(missing_ok=True)
+
+
+def trained(path: Path, task: str, kind: type[S]) -> tuple[S, dict[str, Any]]:
+    """Settings and tensors of a model of this task, from its file, its folder or the checkpoint of a run."""
+    file = path / MODEL if path.is_dir() else path
+    if not file.exists():
+        raise ExperimentError(f"there is no {file}; a run with --keep-model leaves one.")
+    content = _read(file, ("best",), "Train it anew, with --keep-model.")
+    told = dict(content["settings"])
+    if (other := told.pop("task", None)) != task:
+        raise ExperimentError(f"{file} is a model of the task {other}, not of {task}.")
+    return made(kind, {name: value for name, value in told.items() if name != "fingerprint"}), content["best"]
+
+
+def _read(path: Path, wanted: Iterable[str], advice: str) -> dict[str, Any]:
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        missing = {"settings", *wanted} - set(content)
+        if missing:
+            raise ExperimentError(f"it has no {', '.join(sorted(missing))}")
+    except Exception as error:  # zip, pickle and torch each have their own
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ExperimentError(f"{path} is damaged: {reason}. {advice}") from None
+    return content

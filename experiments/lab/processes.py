@@ -1,0 +1,75 @@
+"""One process or several: which of them writes, how many there are, their random numbers, and how they are stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from experiments.lab.errors import ExperimentError
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+def first_process() -> bool:
+    """The one that speaks and writes; known before there is an accelerator."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """Of the processor, and of the accelerator where there is one."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+
+
+def set_random_state(device: torch.device, states: list[Tensor]) -> None:
+    """Put it back."""
+    torch.set_rng_state(states[0])
+    if device.type == "cuda" and len(states) > 1:
+        torch.cuda.set_rng_state(states[1], device)
+
+
+def accelerator_of(precision: str) -> Accelerator:
+    """One process, or as many as torchrun started: fewer would train something else without saying so."""
+    from accelerate import Accelerator
+
+    mixed = "bf16" if precision == "bf16" else "no"
+    accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=mixed)
+    wanted = int(os.environ.get("WORLD_SIZE", "1"))
+    if "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:  # accelerate launch on CPU does this
+        raise ExperimentError("several processes were asked for and one was started; start them with torchrun.")
+    if accelerator.num_processes != wanted:
+        raise ExperimentError(
+            f"{wanted} processes were started, accelerate uses {accelerator.num_processes}; start them with torchrun."
+        )
+    return accelerator
+
+
+class Interrupts:
+    """While it is open, the first SIGINT or SIGTERM sets ``asked``; a second one stops at once."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # Python lets no other thread do this
+            self._before = {kind: signal.signal(kind, self._note) for kind in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._restore()
+
+    def _note(self, kind: int, frame: FrameType | None) -> None:
+        self.asked = True
+        self._restore()
+
+    def _restore(self) -> None:
+        for kind, handler in self._before.items():
+            signal.signal(kind, handler)
+        self._before = {}

@@ -1,0 +1,150 @@
+"""A metric against size, and learning curves, as pictures inside a page."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
+
+from experiments.lab.metrics import Metric
+from experiments.lab.report.summary import Entry
+from pages import COLOURS, MARKERS, PLAIN, SIZE, STYLE, svg
+
+LINES = ("-", "--", ":", "-.")
+TICKS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
+# Names of points stand away from their marks, each series' to a side of its own: those of about one size do not meet.
+SIDES = ((5, 5, "left"), (5, -13, "left"), (-5, -13, "right"))
+
+
+@dataclass(frozen=True)
+class Look:
+    """Colour, mark and line of a series, and where the names of its points stand."""
+
+    colour: str
+    marker: str
+    side: tuple[int, int, str]
+    line: str = "-"
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """One for each name, by its place."""
+    return {
+        name: Look(COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)], SIDES[k % len(SIDES)])
+        for k, name in enumerate(names)
+    }
+
+
+@dataclass(frozen=True)
+class Point:
+    """A row in a picture of sizes."""
+
+    ratio: float
+    mean: float
+    deviation: float | None = None
+    paper: float | None = None
+    name: str = ""
+
+    @classmethod
+    def of(cls, entry: Entry) -> Point:
+        return cls(entry.ratio, entry.mean, entry.deviation, entry.paper, entry.row)
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points of one format, or the values of one row while it trains."""
+
+    label: str
+    look: Look
+    points: Sequence[Point] = ()
+    stages: Sequence[int] = ()
+    values: Sequence[float] = ()
+    stops: Sequence[int] = ()  # validations, from 1, after which a seed stopped
+
+
+def size_picture(name: str, metric: Metric, split: str, full: Series | None, series: Sequence[Series]) -> str:
+    """The metric against size: filled ours, with deviations; hollow the paper's; the full table as a line."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(SIZE[0], SIZE[1] + 0.7), layout="constrained")  # with room for a legend below
+        axes = figure.add_subplot()
+        axes.margins(x=0.12)
+        if full is not None:
+            draw_full(axes, full)
+        for one in series:
+            draw_points(axes, one)
+        if any(point.paper is not None for one in series for point in one.points):
+            hollow: dict[str, Any] = {"markerfacecolor": "none", "color": matplotlib.rcParams["text.color"]}
+            axes.plot([], [], "o", **hollow, label="the paper's rows")
+        axes.set(xscale="log", xlabel="times smaller than the full table", ylabel=f"{split} {metric.name}")
+        axes.xaxis.set_major_locator(FixedLocator(TICKS))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(PLAIN)
+        if metric.log:
+            log_axis(axes)
+        figure.legend(loc="outside lower center", ncols=2)
+        return svg(figure, name)
+
+
+def draw_full(axes: Any, full: Series) -> None:
+    """The full table has no size to compare: a line across, with its deviation around it, and the paper's dotted."""
+    point, look = full.points[0], {"color": full.look.colour}
+    axes.axhline(point.mean, linewidth=1.6, label="full table", **look)
+    if point.deviation is not None:
+        axes.axhspan(point.mean - point.deviation, point.mean + point.deviation, alpha=0.12, lw=0, **look)
+    if point.paper is not None:
+        axes.axhline(point.paper, linewidth=1.6, linestyle=":", label="the paper's full table", **look)
+
+
+def draw_points(axes: Any, series: Series) -> None:
+    """From the largest table to the smallest, each with its name."""
+    points = sorted(series.points, key=lambda point: point.ratio)
+    look: dict[str, Any] = {"color": series.look.colour, "marker": series.look.marker, "markersize": 6}
+    ratios, means = [point.ratio for point in points], [point.mean for point in points]
+    axes.errorbar(ratios, means, [point.deviation or 0 for point in points], label=series.label, capsize=3, **look)
+    right, up, side = series.look.side
+    text = {"textcoords": "offset points", "ha": side, "color": series.look.colour, "fontsize": 9.5}
+    for point in points:
+        if point.name:
+            axes.annotate(point.name, (point.ratio, point.mean), (right, up), **text)
+    paper = [(point.ratio, point.paper) for point in points if point.paper is not None]
+    if paper:
+        axes.plot(*zip(*paper, strict=True), linestyle="none", markerfacecolor="none", **look)
+
+
+def curve_picture(name: str, metric: Metric, stage: str, series: Sequence[Series], others: Sequence[Series]) -> str:
+    """The metric on validation; with the scales of ``others`` as well, so that pictures side by side compare."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=SIZE, layout="constrained")
+        axes = figure.add_subplot()
+        for one in series:
+            draw_curve(axes, one)
+        values = [value for one in others for value in one.values]
+        room = 0.05 * (max(values) - min(values)) or 0.01
+        axes.set(xlabel=stage, ylabel=f"validation {metric.name}", ylim=(min(values) - room, max(values) + room))
+        last = max(one.stages[-1] for one in others)
+        axes.set_xlim(*((0.8, last + 0.2) if stage == "epoch" else (0, 1.03 * last)))
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        if metric.log:
+            axes.set_ylim(0.9 * min(values), 1.1 * max(values))
+            log_axis(axes)
+        axes.legend(loc="lower right" if metric.higher else "upper right")
+        return svg(figure, name)
+
+
+def draw_curve(axes: Any, series: Series) -> None:
+    """A row's mean over its seeds; a dot is where a seed stopped before the others."""
+    look = {"color": series.look.colour}
+    axes.plot(series.stages, series.values, series.look.line, label=series.label, linewidth=1.8, **look)
+    stops = [series.stages[stop - 1] for stop in series.stops]
+    axes.plot(stops, [series.values[stop - 1] for stop in series.stops], "o", markersize=4, **look)
+
+
+def log_axis(axes: Any) -> None:
+    """With numbers as people write them."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 4, 5, 6, 8)))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(PLAIN)

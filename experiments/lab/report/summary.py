@@ -1,0 +1,212 @@
+"""Result lines brought together: one entry a row, mean and deviation over seeds."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, median, stdev
+from typing import Any
+
+from experiments.lab.errors import ExperimentError
+from experiments.lab.formats import FULL, label
+from experiments.lab.metrics import Metric
+from experiments.lab.search import Bench
+from experiments.lab.settings import read_toml
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of a table."""
+
+    dataset: str
+    row: str
+    format: str
+    shape: str
+    cores: int  # how many a chain has; one factor of the rows each
+    rank: str
+    ratio: float
+    total_parameters: int
+    seeds: tuple[int, ...]
+    validation: tuple[float, ...]
+    test: tuple[float, ...]  # or validation again, where a task has no test set
+    more: dict[str, float]  # other metrics and test sets, means
+    paper: float | None
+    curves: tuple[tuple[float, ...], ...]  # the metric at each validation, a seed each
+    stages: tuple[int, ...]  # epochs or steps of these validations
+    overhead: float
+    settings: Mapping[str, Any]
+    apart: str | None  # in what a row beside the tables differs from theirs
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.test)
+
+    @property
+    def deviation(self) -> float | None:
+        return stdev(self.test) if len(self.test) > 1 else None
+
+    @property
+    def mean_curve(self) -> tuple[float, ...]:
+        """The metric at each validation, over all seeds.
+
+        A seed that has stopped keeps its last value: a mean of those that are left would jump where one leaves it.
+        """
+        longest = max(map(len, self.curves))
+        carried = [curve + curve[-1:] * (longest - len(curve)) for curve in self.curves]
+        return tuple(map(fmean, zip(*carried, strict=True)))
+
+    @property
+    def early_stops(self) -> tuple[int, ...]:
+        """Validations, from 1, after which a seed stopped and others went on."""
+        lengths = {len(curve) for curve in self.curves}
+        return tuple(sorted(lengths - {max(lengths)}))
+
+    def best_stages(self, metric: Metric) -> list[int]:
+        """The epoch or step that is best on validation, of each seed."""
+        return [self.stages[curve.index(metric.best(curve, float))] for curve in self.curves]
+
+
+@dataclass(frozen=True)
+class Summary:
+    """All tables, and with what they were measured."""
+
+    bench: Bench
+    tables: dict[str, tuple[Entry, ...]]
+    beside: dict[str, tuple[Entry, ...]]  # rows of the tables with one thing changed
+    about: Mapping[str, Any]
+
+    @property
+    def texts(self) -> Mapping[str, Any]:
+        return self.bench.task.texts
+
+    @property
+    def metric(self) -> Metric:
+        return self.bench.task.metrics[0]
+
+    @property
+    def split(self) -> str:
+        """What the metric is told on: the first test set, or validation."""
+        return (*self.bench.task.tests, "validation")[0]
+
+    @cached_property
+    def grids(self) -> Mapping[tuple[str, str], Mapping[tuple[Any, ...], float]]:
+        return self.bench.grids()
+
+    @property
+    def searched(self) -> list[str]:
+        """Settings that searches choose, the learning rate first."""
+        return list(dict.fromkeys(["lr", *(n for search in self.bench.plan.searches.values() for n in search.names)]))
+
+    @property
+    def formats(self) -> list[str]:
+        """In the order the task tells, others as they come."""
+        used = [entry.format for entries in self.tables.values() for entry in entries]
+        return list(dict.fromkeys([*self.texts.get("formats", [FULL]), *used]))
+
+    def title(self, dataset: str) -> str:
+        return str(self.texts.get("datasets", {}).get(dataset, dataset))
+
+    def plural(self, format: str) -> str:
+        return str(self.texts.get("plurals", {}).get(format, f"{label(format)} tables"))
+
+    def entry(self, dataset: str, row: str) -> Entry | None:
+        return next((entry for entry in self.tables.get(dataset, ()) if entry.row == row), None)
+
+
+def summarise(bench: Bench, records: Iterable[Mapping[str, Any]]) -> Summary:
+    """Rows in the task's order; of a run done twice the later line counts."""
+    paper = bench.task.folder / "paper.toml"
+    figures = read_toml(paper) if paper.exists() else {}
+    groups: defaultdict[tuple[str, str], dict[int, Mapping[str, Any]]] = defaultdict(dict)
+    last: Mapping[str, Any] = {}
+    commits: dict[str, None] = {}
+    for number, record in enumerate(records, 1):
+        check_line(bench, record, number)
+        groups[record["dataset"], record["row"]][record["seed"]] = record
+        last = record
+        commits.update(dict.fromkeys(str(one or "unknown") for one in record.get("commits") or [record.get("commit")]))
+    if not groups:
+        raise ExperimentError(f"no runs to report; python -m experiments sweep {bench.task.name} makes them.")
+    order = bench.task.texts.get("order", list(dict.fromkeys(row for _, row, _ in bench.plan.runs)))
+    place = {row: number for number, row in enumerate(order)}
+    # Each kind of variant after the rows, in the same order.
+    ordered = sorted(groups, key=lambda key: (key[1].removeprefix(base(key[1])), place.get(base(key[1]), len(place))))
+    titled = list(bench.task.texts.get("datasets", {}))
+    named = dict.fromkeys([*titled, *(dataset for dataset, _ in groups)])
+    parts: tuple[dict[str, tuple[Entry, ...]], ...] = ({}, {})
+    for dataset in named:
+        for key in (key for key in ordered if key[0] == dataset):
+            entry = entry_of(bench, groups[key], figures.get(dataset, {}).get(base(key[1])))
+            part = parts[entry.apart is not None]
+            part[dataset] = (*part.get(dataset, ()), entry)
+    about = {"versions": last.get("versions"), "machine": last.get("machine"), "commits": list(commits)}
+    return Summary(bench, parts[0], parts[1], about)
+
+
+def check_line(bench: Bench, record: Mapping[str, Any], number: int) -> None:
+    """A line is of the settings it tells, and its figures are numbers; otherwise nothing can be said of it."""
+    settings, metric = record["settings"], bench.task.metrics[0].name
+    wrong = [name for name in ("dataset", "row", "seed", "format") if record.get(name) != settings[name]]
+    numbers = ("ratio", "total_parameters", *(f"{split}_{metric}" for split in (*bench.task.tests, "val")), "overhead")
+    wrong += [name for name in numbers if not is_number(record.get(name))]
+    epochs = record.get("epochs")
+    told = isinstance(epochs, list) and epochs and all(isinstance(epoch, dict) for epoch in epochs)
+    if not told or not all(is_number(epoch.get(f"val_{metric}")) for epoch in record["epochs"]):
+        wrong.append("epochs")
+    if wrong:
+        raise ExperimentError(
+            f"run {number} of the tables ({settings['dataset']} {settings['row']} seed {settings['seed']}): "
+            f"{', '.join(wrong)} missing or wrong; mend or remove its line."
+        )
+
+
+def is_number(value: Any) -> bool:
+    """Finite, and no truth value."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def entry_of(bench: Bench, runs: Mapping[int, Mapping[str, Any]], paper: float | None) -> Entry:
+    """The runs of one row, a seed each."""
+    task, seeds = bench.task, sorted(runs)
+    first, of = runs[seeds[0]], [runs[seed] for seed in seeds]
+    settings, metric = first["settings"], task.metrics[0].name
+    rows, cols = settings["shape"] or first.get("shape") or ((), ())
+    split, *splits = (*task.tests, "val")
+    others = [(s, m.name) for s in (split, *splits[:-1]) for m in task.metrics if (s, m.name) != (split, metric)]
+    longest = max(of, key=lambda run: len(run["epochs"]))["epochs"]
+    suffix = first["row"].removeprefix(base(first["row"])).removeprefix("-")
+    apart = task.texts.get("variants", {}).get(suffix, suffix).format(**settings) if suffix else None
+    return Entry(
+        dataset=first["dataset"],
+        row=first["row"],
+        format=first["format"],
+        shape=f"{factors(rows)} x {factors(cols)}",
+        cores=len(rows),
+        rank=str(settings["rank"] or (max(first.get("ranks") or [0]) if settings.get("ratio") else 0) or "-"),
+        ratio=first["ratio"],
+        total_parameters=first["total_parameters"],
+        seeds=tuple(seeds),
+        validation=tuple(run[f"val_{metric}"] for run in of),
+        test=tuple(run[f"{split}_{metric}"] for run in of),
+        more={f"{s} {name}": fmean(run[f"{s}_{name}"] for run in of) for s, name in others},
+        paper=paper,
+        curves=tuple(tuple(epoch[f"val_{metric}"] for epoch in run["epochs"]) for run in of),
+        stages=tuple(epoch.get(task.stage, number) for number, epoch in enumerate(longest, 1)),
+        overhead=median(run["overhead"] for run in of),
+        settings=settings,
+        apart=apart,
+    )
+
+
+def base(row: str) -> str:
+    """The row of the tables it is, or is a variant of: ``full`` for ``full-other``."""
+    return row.split("-")[0]
+
+
+def factors(numbers: Iterable[int]) -> str:
+    """``(5, 6)``, or one number by itself."""
+    given = list(numbers)
+    return str(given[0]) if len(given) == 1 else f"({','.join(map(str, given))})"

@@ -1,0 +1,375 @@
+"""Train one row of one task: the whole run, readable from top to bottom."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object
+from torch import Tensor, nn
+
+from benchmarks.allocator import keep_freed_memory
+from experiments.lab.batches import Batch
+from experiments.lab.checkpoints import Checkpoints
+from experiments.lab.errors import Diverged, ExperimentError, Stopped
+from experiments.lab.evaluation import Evaluation
+from experiments.lab.optimisers import OPTIMIZERS, pace
+from experiments.lab.processes import Interrupts, accelerator_of, random_state, set_random_state
+from experiments.lab.records import about, peak_memory
+from experiments.lab.settings import Settings
+from experiments.lab.task import Task, tables
+from experiments.lab.watching import Display, Line
+
+
+@dataclass(frozen=True)
+class How:
+    """What is no part of a run's configuration: where it reads and writes, in how many pieces a batch is computed."""
+
+    data: Path | None = None
+    out: Path = Path("out/experiments")
+    resume: bool = False
+    checkpoint_steps: int | None = None
+    checkpoint_minutes: float | None = 5.0
+    accumulate: int = 1
+    fsdp: bool = False
+    tensorboard: bool = False
+    keep_model: bool = False
+    test: bool = True  # a search looks at validation alone
+
+
+@dataclass
+class State:
+    """Where a run is, beside the tensors of its model and optimiser. A stage lies between two validations."""
+
+    epoch: int = 0  # stages that are over
+    step: int = 0  # within the stage
+    done: int = 0  # steps of the whole run
+    loss: float = 0.0  # summed over the stage, as are the items it is a mean of
+    items: float = 0.0
+    norm: float = 0.0  # of gradients before they are clipped, summed over the stage's steps
+    tokens: int = 0  # of the whole run, as are the seconds
+    seconds: float = 0.0  # of training steps, everything included
+    computing: float = 0.0  # of them forward, backward and the optimiser's step
+    total: float = 0.0  # with evaluation, up to the last checkpoint
+    commits: list[str | None] = field(default_factory=list)  # of the code that computed it, one a start
+    history: list[dict[str, Any]] = field(default_factory=list)
+    selected: int = -1
+    best: float | None = None
+
+
+class Training:
+    """A model, its optimiser and where they are; each method is a stage of the run."""
+
+    def __init__(self, task: Task, settings: Settings, how: How, data: Any) -> None:
+        keep_freed_memory()  # large fresh allocations are slow
+        self.task, self.settings, self.how, self.data = task, settings, how, data
+        self.metric = task.metrics[0]
+        self.accelerator = accelerator_of(settings.precision)
+        self.processes = self.accelerator.num_processes
+        torch.manual_seed(settings.seed)
+        self.plain = task.model(settings, data)  # as nothing has wrapped it yet
+        self.source = task.batches(settings, data)
+        self.steps = self.source.ends[-1]
+        self.model, self.optimizer = self.prepared()
+        self.scheduler = torch.optim.lr_scheduler.LambdaLR(
+            getattr(self.optimizer, "optimizer", self.optimizer),
+            lambda step: pace(settings.schedule, step, self.steps, settings.warm_up),
+        )
+        # One model in all processes, another dropout in each.
+        torch.manual_seed(settings.seed + 7919 * self.accelerator.process_index)
+        self.state = State()
+        self.carried: dict[int, Any] = {}  # from batch to batch, of each piece a batch is computed in
+        self.best: dict[str, Tensor] = {}
+        self.about = about()
+        self.begun = time.perf_counter()
+
+    def prepared(self) -> tuple[nn.Module, Any]:
+        """Model and optimiser as accelerate has them: on the device, distributed, in the precision asked for."""
+        if not self.how.fsdp:
+            model, prepared = self.accelerator.prepare(self.plain, self.optimizer_of(self.plain))
+            return model, prepared
+        if self.processes == 1:
+            raise ExperimentError("--fsdp shards a model over several processes; start them with torchrun.")
+        from experiments.lab import sharding  # only here: FSDP takes a second to import
+
+        self.sharding = sharding
+        model = sharding.shard(
+            self.accelerator.prepare_model(self.plain, evaluation_mode=True)
+        )  # without DDP around it
+        return model, self.optimizer_of(model)
+
+    def optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
+        settings = self.settings
+        options = {"lr": settings.lr, "weight_decay": settings.weight_decay}
+        return OPTIMIZERS[settings.optimizer](self.task.parameters(settings, model), **options)
+
+    def gathering(self, last: bool) -> AbstractContextManager[None]:
+        """Gradients go from process to process with the last piece of a batch only."""
+        if self.how.fsdp:
+            self.sharding.gather_gradients(self.model, last)
+            return nullcontext()
+        waiting: AbstractContextManager[None] = self.accelerator.no_sync(self.model)
+        return nullcontext() if last else waiting
+
+    def train(self, line: Line, interrupts: Interrupts, checkpoints: Checkpoints | None = None) -> None:
+        """All that is left of the run; at its end the model is the selected one."""
+        line.started(self.state.done)
+        batches = self.source.batches(self.state.done)
+        while self.unfinished():
+            self.run_stage(batches, line, interrupts, checkpoints)
+            figures = self.close_stage()
+            if checkpoints is not None:
+                self.save(checkpoints)
+            line.validated(self.state.done, figures)
+        self.load_model(self.best)
+
+    def run_stage(
+        self, batches: Iterator[Batch], line: Line, interrupts: Interrupts, checkpoints: Checkpoints | None
+    ) -> None:
+        """The steps up to the next validation, from where the state stands."""
+        self.model.train()
+        state, end = self.state, self.source.ends[self.state.epoch]
+        begun = time.perf_counter()
+        while state.done < end:
+            batch = next(batches)
+            mine = self.step(batch)
+            wanted = checkpoints is not None and checkpoints.due()
+            loss, due, asked = self.agreed(mine, wanted, interrupts.asked)
+            state.step += 1
+            state.done += 1
+            state.loss += loss
+            state.items += self.task.count(batch)
+            state.tokens += batch.numbers
+            now = time.perf_counter()
+            state.seconds += now - begun
+            begun = now
+            if not math.isfinite(loss):
+                what = f"the loss or its gradient is {loss} in {self.place()}: begin anew with a smaller --lr."
+                raise Diverged(f"{what} {checkpoints.kept() if checkpoints else ''}".rstrip())
+            line.stepped(state.done, state.loss / state.items, state.tokens / state.seconds)
+            if checkpoints is not None and (due or asked):
+                self.save(checkpoints)
+            if asked:
+                kept = checkpoints.kept() if checkpoints else "Nothing was written."
+                raise Stopped(f"stopped after {self.place()}. {kept}")
+
+    def place(self) -> str:
+        """Where the run is, for people."""
+        return f"step {self.state.step} of {'epoch' if self.task.stage == 'epoch' else 'stage'} {self.state.epoch + 1}"
+
+    def agreed(self, loss: float, due: bool, asked: bool) -> tuple[float, bool, bool]:
+        """The loss over all processes, and what any of them wants: they have to save together."""
+        if self.processes == 1:
+            return loss, due, asked
+        mine = torch.tensor([loss, float(due), float(asked)], dtype=torch.float64, device=self.accelerator.device)
+        total, dues, askings = self.accelerator.reduce(mine, "sum").tolist()
+        return total, dues > 0, askings > 0
+
+    def step(self, batch: Batch) -> float:
+        """One step of the optimiser; the loss summed over this process's rows, nan where a gradient is no number.
+
+        Processes and accumulation only divide the batch: the gradient is that of the sum over all its rows, divided
+        by what the task divides it by.
+        """
+        begun = time.perf_counter()
+        total = self.gradients(batch)
+        norm = float(self.accelerator.clip_grad_norm_(self.model.parameters(), self.settings.clip))
+        if not math.isfinite(norm):  # a step would spoil every weight
+            return math.nan
+        self.state.norm += norm
+        self.optimizer.step()
+        self.scheduler.step()
+        self.optimizer.zero_grad()
+        self.state.computing += time.perf_counter() - begun
+        return total
+
+    def gradients(self, batch: Batch) -> float:
+        """Of a batch, piece by piece; as many pieces in every process, whoever has a row less."""
+        mine = batch.part(self.accelerator.process_index, self.processes)
+        parts = min(self.how.accumulate, -(-batch.rows // self.processes))
+        # Gradients are averaged over processes: times their number they are summed.
+        factor = self.processes / self.task.divisor(self.settings, batch)
+        total = 0.0
+        for part in range(parts):
+            piece = mine.part(part, parts).to(self.accelerator.device)
+            with self.gathering(last=part == parts - 1):
+                loss, self.carried[part] = self.task.loss(self.model, piece, self.carried.get(part))
+                self.accelerator.backward(loss * (piece.weight * factor))
+            total += piece.weight * float(loss.detach())
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, split: str) -> dict[str, float]:
+        self.model.eval()
+        return self.task.evaluate(Evaluation(self.model, self.settings, self.accelerator), self.data, split)
+
+    def unfinished(self) -> bool:
+        state, patience = self.state, self.settings.patience
+        waited = state.epoch - 1 - state.selected
+        goes_on = not state.history or patience is None or waited < patience
+        return state.epoch < len(self.source.ends) and goes_on
+
+    def close_stage(self) -> dict[str, Any]:
+        """Validate, and keep the best; the figures of the stage."""
+        state = self.state
+        values = self.evaluate("validation")
+        figures = {
+            "epoch": state.epoch + 1,
+            "step": state.done,
+            "train_loss": state.loss / state.items,
+            **{f"val_{name}": value for name, value in values.items()},
+            "gradient_norm": state.norm / state.step,
+            "train_seconds": round(state.seconds, 1),
+        }
+        state.history.append(figures)
+        value = values[self.metric.name]
+        if not self.task.selects or self.metric.better(value, state.best):
+            state.best, state.selected = value, state.epoch
+            self.best = self.model_state()
+        state.epoch += 1
+        state.step, state.loss, state.items, state.norm = 0, 0.0, 0.0, 0.0
+        return figures
+
+    def model_state(self) -> dict[str, Tensor]:
+        if self.how.fsdp:
+            return self.sharding.whole_model(self.model)
+        return {
+            name: tensor.detach().cpu().clone() for name, tensor in self.accelerator.get_state_dict(self.model).items()
+        }
+
+    def optimizer_state(self) -> dict[str, Any]:
+        if self.how.fsdp:
+            return self.sharding.whole_optimizer(self.model, self.optimizer)
+        state: dict[str, Any] = self.optimizer.state_dict()
+        return state
+
+    def load_model(self, tensors: dict[str, Tensor]) -> None:
+        if self.how.fsdp:
+            self.sharding.load_whole_model(self.model, tensors)
+            return
+        self.accelerator.unwrap_model(self.model).load_state_dict(tensors)
+
+    def save(self, checkpoints: Checkpoints) -> None:
+        """Everything the rest of the run depends on. All processes take part; the first one writes."""
+        mine = [(random_state(self.accelerator.device), self.carried)]
+        of_all = gather_object(mine) if self.processes > 1 else mine
+        self.state.total = time.perf_counter() - self.begun
+        content = {
+            "data": self.data.sizes(),
+            "fsdp": self.how.fsdp,
+            "model": self.model_state(),
+            "optimizer": self.optimizer_state(),
+            "scheduler": self.scheduler.state_dict(),
+            "processes": of_all,
+            "source": self.source.state_dict() if hasattr(self.source, "state_dict") else None,
+            "state": asdict(self.state),
+            "best": self.best,
+        }
+        if self.accelerator.is_main_process:
+            checkpoints.save(content)
+
+    def restore(self, checkpoints: Checkpoints) -> None:
+        content = checkpoints.load()
+        if content["fsdp"] != self.how.fsdp:
+            began = "with" if content["fsdp"] else "without"
+            raise ExperimentError(f"{checkpoints.path} is of a run {began} --fsdp; go on as it began.")
+        if len(content["processes"]) != self.processes:
+            raise ExperimentError(
+                f"{checkpoints.path} was written by {len(content['processes'])} processes, this run has "
+                f"{self.processes}; go on with as many."
+            )
+        if content["data"] != self.data.sizes():
+            raise ExperimentError(
+                f"{checkpoints.path} was made with other data: {content['data']}, now {self.data.sizes()}. "
+                "Give the same --data, or begin anew with --restart."
+            )
+        self.load_model(content["model"])
+        if self.how.fsdp:
+            self.sharding.load_whole_optimizer(self.model, self.optimizer, content["optimizer"])
+        else:
+            self.optimizer.load_state_dict(content["optimizer"])
+        self.scheduler.load_state_dict(content["scheduler"])
+        random, self.carried = content["processes"][self.accelerator.process_index]
+        set_random_state(self.accelerator.device, random)
+        if hasattr(self.source, "load_state_dict"):
+            self.source.load_state_dict(content["source"])
+        self.state, self.best = State(**content["state"]), content["best"]
+        self.begun = time.perf_counter() - self.state.total
+
+
+def train(task: Task, settings: Settings, how: How) -> dict[str, Any]:
+    """A whole run: its result, complete but for what is asked after it."""
+    task.check_tables(settings)
+    data = task.load(settings, how.data)
+    checkpoints = Checkpoints.of(task.name, settings, how.out, how.checkpoint_steps, how.checkpoint_minutes)
+    try:
+        run = Training(task, settings, how, data)
+    except RuntimeError as error:
+        if "allocate" not in str(error):
+            raise
+        reason = str(error).splitlines()[0]
+        raise ExperimentError(f"{settings.dataset} {settings.row} needs more memory than there is: {reason}") from None
+    if how.resume:
+        run.restore(checkpoints)
+    run.state.commits.append(run.about["commit"])
+    main = run.accelerator.is_main_process
+    logs = checkpoints.folder / "tensorboard" if how.tensorboard else None
+    name = f"{settings.dataset} {settings.row} seed {settings.seed}"
+    with Display(task, [name], run.steps, main=main, logs=logs) as display, Interrupts() as interrupts:
+        run.train(display.lines[0], interrupts, checkpoints)
+        tests = {split: run.evaluate(split) for split in task.tests} if how.test else {}
+        with torch.no_grad():
+            more = task.after(run) if how.test else {}
+    if how.keep_model and main:
+        checkpoints.save_model(run.best)
+    return {**result(run, tests), **more}
+
+
+def named(task: Task, settings: Settings) -> dict[str, Any]:
+    """What every line begins with: of which run it is."""
+    names = ("dataset", "row", "seed", "format")
+    return {"task": task.name, **{name: getattr(settings, name) for name in names}, "settings": settings.as_record()}
+
+
+def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
+    """The line of results."""
+    settings, state, task = run.settings, run.state, run.task
+    layers = tables(run.plain)
+    structure = layers[0].structure
+    full = [layer.structure.rows * layer.structure.cols for layer in layers]
+    stored = sum(numbers / layer.compression_ratio for numbers, layer in zip(full, layers, strict=True))
+    figures: dict[str, float | None] = {
+        f"{split}_{metric.name}": None for split in task.tests for metric in task.metrics
+    }
+    figures |= {f"{split}_{name}": value for split, values in tests.items() for name, value in values.items()}
+    return {
+        **named(task, settings),
+        "shape": [
+            list(getattr(structure, "row_factors", (structure.rows,))),
+            list(getattr(structure, "col_factors", (structure.cols,))),
+        ],
+        "ranks": list(getattr(structure, "ranks", ())) or ([settings.rank] if settings.rank else []),
+        "table_parameters": sum(layer.structure.numel for layer in layers),
+        "total_parameters": sum(tensor.numel() for tensor in run.plain.parameters()),
+        "ratio": task.ratio(run.plain),  # as the task counts; the next one counts padding rows and biases too
+        "stored_ratio": sum(full) / stored,
+        **{name: value for name, value in state.history[state.selected].items() if name.startswith("val_")},
+        **figures,
+        "selected_epoch": state.selected + 1,
+        "epochs": state.history,
+        "seconds": time.perf_counter() - run.begun,
+        "train_seconds": state.seconds,
+        "tokens": state.tokens,
+        "tokens_per_second": state.tokens / state.seconds,
+        "overhead": 1 - state.computing / state.seconds,
+        "peak_memory_bytes": peak_memory(),
+        "processes": run.processes,
+        **run.about,
+        "commits": list(dict.fromkeys(state.commits)),
+    }
