@@ -12,9 +12,9 @@ from statistics import fmean, stdev
 from typing import Any
 
 from experiments.lab import formats
-from experiments.lab.metrics import Metric
 from experiments.lab.report.page import STYLE, figure, items, table
 from experiments.lab.report.plots import Point, Series, looks, size_picture
+from experiments.lab.report.summary import Reported
 from experiments.lab.report.tables import table_lines
 from experiments.lab.search import Bench
 from pages import page
@@ -27,18 +27,8 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class Standings:
+class Standings(Reported):
     """The lines of a league by format, budget and seed; of a run done twice the later one counts."""
-
-    bench: Bench
-
-    @property
-    def metric(self) -> Metric:
-        return self.bench.task.metrics[0]
-
-    @property
-    def split(self) -> str:
-        return (*self.bench.task.tests, "validation")[0]
 
     @cached_property
     def lines(self) -> Mapping[tuple[str, float], Mapping[int, Mapping[str, Any]]]:

@@ -70,17 +70,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Summary:
-    """All tables, and with what they were measured."""
+class Reported:
+    """What is told of a task's results, by its first metric."""
 
     bench: Bench
-    tables: dict[str, tuple[Entry, ...]]
-    beside: dict[str, tuple[Entry, ...]]  # rows of the tables with one thing changed
-    about: Mapping[str, Any]
-
-    @property
-    def texts(self) -> Mapping[str, Any]:
-        return self.bench.task.texts
 
     @property
     def metric(self) -> Metric:
@@ -90,6 +83,19 @@ class Summary:
     def split(self) -> str:
         """What the metric is told on: the first test set, or validation."""
         return (*self.bench.task.tests, "validation")[0]
+
+
+@dataclass(frozen=True)
+class Summary(Reported):
+    """All tables, and with what they were measured."""
+
+    tables: dict[str, tuple[Entry, ...]]
+    beside: dict[str, tuple[Entry, ...]]  # rows of the tables with one thing changed
+    about: Mapping[str, Any]
+
+    @property
+    def texts(self) -> Mapping[str, Any]:
+        return self.bench.task.texts
 
     @cached_property
     def grids(self) -> Mapping[tuple[str, str], Mapping[tuple[Any, ...], float]]:
