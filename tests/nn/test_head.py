@@ -461,6 +461,14 @@ def test_tiles_cover_every_vector_and_row_once(tokens, budget):
         assert max(at.stop - at.start for at in groups) <= tiling.group
 
 
+def test_scores_of_few_vectors_are_all_kept_where_the_table_is_larger():
+    """Its gradient is written once then; scores of many vectors are held a part at a time."""
+    structure = tb.Head(384, 30_522, tb.Dense(), device="meta").structure
+    few, many = (choose(task(structure, tokens, None, trains=True, at_once=True)) for tokens in (64, 128))
+    assert (few.passes, few.group) == (GROUPS, 64)
+    assert many.group * many.height < 128 * 30_522
+
+
 @pytest.mark.parametrize("mode", ["auto", "reference", "compiled"])
 @pytest.mark.parametrize("format", [tb.TensorTrain(rank=3), tb.Dense()], ids=["train", "dense"])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])

@@ -26,6 +26,7 @@ _TILE = 2**20  # scores of a tile, with what they leave, that caches hold while 
 _ROWS = 2**22  # numbers of a block of rows: enough that the gradients of the cores, added for each, weigh little
 _FEWEST = 16  # rows of a block, however little memory there is
 _ALIGNED = 16  # vectors: products of other numbers of columns are up to a fifth slower
+_FEW = 4  # times that all scores are fewer than the numbers of the structure, where they may be held at once
 _ENOUGH = 128  # vectors at which products are as fast as they become
 
 # In multiply-adds of a large product. Measured on x86-64 CPUs: the order of the ways' times is that of their costs for
@@ -95,11 +96,16 @@ class Task:
         return cls(structure, tokens, numbers, **asked)
 
     @property
+    def has_few_scores(self) -> bool:
+        """Whether all scores matter little beside what the structure itself is kept in, and its gradients."""
+        return _FEW * self.structure.rows * self.tokens <= self.structure.numel
+
+    @property
     def largest(self) -> int:
-        """Numbers that one tensor may have: less than the table and than all scores, unless those are tiny."""
+        """Numbers that one tensor may have: less than the table and than all scores, unless those are few."""
         structure = self.structure
         table, scores = structure.rows * structure.cols, structure.rows * self.tokens
-        return max(_TINY, (table if self.whole else min(table, scores)) // 2)
+        return max(_TINY, (table if self.whole or self.has_few_scores else min(table, scores)) // 2)
 
 
 @lru_cache(maxsize=4096)
@@ -144,8 +150,8 @@ class _Counting:
         each = self.rows * self._left(1) if keeps else self.rows
         scratch = self._left(1 if keeps else 2) - 1
         # Larger groups spare making rows again, and nothing else. Half of the vectors at most: all would be all scores.
-        half = max(1, -(-task.tokens // 2))
-        group = min(half if self.each.made else min(_ENOUGH, half), self._group(least, each + scratch * least))
+        most = max(1, task.tokens if task.has_few_scores else -(-task.tokens // 2))
+        group = min(most if self.each.made else min(_ENOUGH, most), self._group(least, each + scratch * least))
         height = self._height(group)
         products = task.tokens * (3 * self.each.multiply_adds + (0 if keeps else self.each.spared))
         return self._counted(GROUPS, keeps, group, height, int(group * (each + scratch * height)), products)
