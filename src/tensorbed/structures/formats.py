@@ -69,7 +69,7 @@ class Use:
 
 
 class OutOfReachError(ValueError):
-    """A ratio that a format cannot have for a table this small."""
+    """A size that a format cannot have for a table this small."""
 
 
 class OutOfRangeError(ValueError):

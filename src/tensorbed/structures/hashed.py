@@ -15,7 +15,7 @@ from tensorbed.checks import require_bool, require_number, require_positive
 from tensorbed.dispatch import working_dtype
 from tensorbed.progress import track
 from tensorbed.structures.base import Params, Structure, TensorSpec, mean_square, scale_to_std
-from tensorbed.structures.formats import Budget, Fit, Format, largest, written
+from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, largest, written
 from tensorbed.structures.hashing import check_constants, constants_of, draw_constants, hashed
 from tensorbed.structures.registry import register
 
@@ -50,7 +50,7 @@ class HashedMatrix(Structure):
         require_positive(self.buckets, "buckets")
         require_positive(self.hashes, "hashes")
         if self.buckets > self.rows:
-            raise ValueError(
+            raise OutOfReachError(
                 f"buckets={self.buckets} for a table of {self.rows} rows: rows share buckets, so that there are at "
                 f"most {self.rows}; use tb.Dense() for a row each."
             )

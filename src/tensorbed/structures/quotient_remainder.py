@@ -16,7 +16,7 @@ from tensorbed.checks import require_number, require_positive
 from tensorbed.dispatch import working_dtype
 from tensorbed.progress import track
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
-from tensorbed.structures.formats import Budget, Fit, Format, largest, written
+from tensorbed.structures.formats import Budget, Fit, Format, OutOfReachError, largest, written
 from tensorbed.structures.registry import register
 
 MULTIPLY, ADD, CONCAT = "multiply", "add", "concat"
@@ -51,7 +51,7 @@ class QuotientRemainderMatrix(Structure):
         require_positive(self.buckets, "buckets")
         _check_combine(self.combine)
         if self.buckets > self.rows:
-            raise ValueError(
+            raise OutOfReachError(
                 f"buckets={self.buckets} for a table of {self.rows} rows: there are at most {self.rows} remainders; "
                 f"about {isqrt(self.rows - 1) + 1} take the fewest numbers."
             )
@@ -78,8 +78,8 @@ class QuotientRemainderMatrix(Structure):
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         place = torch.div(index, self.buckets, rounding_mode="floor")
-        quotient = p["quotient"].index_select(0, place)
-        return self._combined(quotient, p["remainder"].index_select(0, index % self.buckets))
+        # Not index_select, whose gradient is slow to add rows that are a half of others.
+        return self._combined(F.embedding(place, p["quotient"]), F.embedding(index % self.buckets, p["remainder"]))
 
     def _combined(self, quotient: Tensor, remainder: Tensor) -> Tensor:  # (..., width), (..., rest) -> (..., cols)
         if self.combine == CONCAT:

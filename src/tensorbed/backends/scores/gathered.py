@@ -32,21 +32,29 @@ class GatheredScores(Scores):
 
     def open(self, start: int, stop: int) -> None:
         super().open(start, stop)
-        self.places, self.signs = self.structure.entries_of(self.tensors, start, stop)  # (rows, each), or no signs
+        self._entries: tuple[Tensor, Tensor | None] | None = None
+
+    @property
+    def entries(self) -> tuple[Tensor, Tensor | None]:  # (rows of the block, each), twice
+        """Which entries the rows of the open block sum, and with which signs if not all are 1."""
+        if self._entries is None:
+            self._entries = self.structure.entries_of(self.tensors, self.start, self.stop)
+        return self._entries
 
     def write(self, vectors: Vectors, out: Tensor) -> None:
-        if self.places.shape[1] == 1 and self.signs is None:
-            torch.index_select(vectors.data, 0, self.places[:, 0], out=out)
+        places, signs = self.entries
+        if places.shape[1] == 1 and signs is None:
+            torch.index_select(vectors.data, 0, places[:, 0], out=out)
             return
         height = max(1, _SUMMED // max(1, out.shape[1]))
         for at in range(0, out.shape[0], height):
             part = slice(at, at + height)
-            signs = None if self.signs is None else self.signs[part].to(out.dtype)
-            out[part] = F.embedding_bag(self.places[part], vectors.data, mode="sum", per_sample_weights=signs)
+            own = None if signs is None else signs[part].to(out.dtype)
+            out[part] = F.embedding_bag(places[part], vectors.data, mode="sum", per_sample_weights=own)
 
     def backward(self, vectors: Vectors, grad: Tensor) -> None:
         if vectors.grad is None:  # only a bias is trained
             return
-        for j, places in enumerate(self.places.unbind(1)):
-            of_entry = grad if self.signs is None else grad * self.signs[:, j, None].to(grad.dtype)
-            vectors.grad.index_add_(0, places, of_entry)
+        places, signs = self.entries
+        for j, place in enumerate(places.unbind(1)):
+            vectors.grad.index_add_(0, place, grad if signs is None else grad * signs[:, j, None].to(grad.dtype))
