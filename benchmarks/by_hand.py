@@ -139,7 +139,7 @@ def calls(layer: nn.Module, workload: Workload) -> tuple[Call, Call]:
 
     def values() -> Tensor:
         out = layer(workload.ids)
-        rows: Tensor = out.values if isinstance(out, tuple) else out
+        rows: Tensor = out[0] if isinstance(out, tuple) else out  # of a collection, values and their split
         return rows
 
     def forward() -> Tensor:

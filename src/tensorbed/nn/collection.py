@@ -167,8 +167,8 @@ class EmbeddingBagCollection(nn.Module):
                     check_range(column, layer.num_embeddings)
             table = request(layer.structure, layer.params(), column, layer.impl)
             counted = layer.scale_grad_by_freq
-            pooling = {"padding_idx": layer.padding_idx, "bounds": bounds if counted else None, "by_frequency": counted}
-            asked.append(table._replace(**pooling, checked=True))
+            table = table._replace(padding_idx=layer.padding_idx, by_frequency=counted, checked=True)
+            asked.append(table._replace(bounds=bounds) if counted else table)
         return asked, world
 
     def _by_name(self, given: Mapping[str, Arguments]) -> tuple[list[Bags], World]:

@@ -235,7 +235,7 @@ def mean_row(structure: Structure, p: Params) -> Tensor:  # -> (1, cols)
 def mean_square(structure: Structure, p: Params, generator: torch.Generator | None = None) -> Tensor:  # -> ()
     """Of all entries of the table, a block of rows at a time; where these are too many, of rows drawn at random."""
     device = next(iter(p.values())).device
-    each = max(structure.cols, structure.row_multiply_adds or 0)
+    each = 64 + max(structure.cols, structure.row_multiply_adds or 0)  # however narrow, a row takes some time
     count, step = max(_FEWEST_MEASURED, _MEASURED // each), max(1, _BLOCK // each)
     index = torch.arange(structure.rows, device=device) if structure.rows <= count else None
     if index is None:
