@@ -49,6 +49,14 @@ class Scaled(Format):
 
 
 @dataclass(frozen=True)
+class Unfitted(Format):
+    """One without a fit."""
+
+    def bind(self, budget):
+        return ScaledMatrix(budget.rows, budget.cols)
+
+
+@dataclass(frozen=True)
 class CodedMatrix(Structure):
     """Integer codes, a number a row, and what follows from that: no draw, no exact fit."""
 

@@ -4,11 +4,14 @@ The first of each is the one for laws that do not depend on sizes: small, with w
 """
 
 from tensorbed import (
+    DeepHash,
     Dense,
+    Hashed,
     HotRows,
     LowRank,
     ProductQuantized,
     QuantizedRows,
+    QuotientRemainder,
     StraightThrough,
     TensorRing,
     TensorTrain,
@@ -65,5 +68,18 @@ SAMPLES = {
         Sample(TensorRing(ranks=(2, 1, 3, 1, 2), order=5), 300, 32),
         Sample(TensorRing(rank=2, shape=((2, 2, 2, 2, 3, 2), (2, 1, 2, 1, 3, 2))), 91, 24),
         Sample(TensorRing(rank=2, shape=((5, 4, 5), (1, 13, 1))), 96, 13),
+    ],
+    "hashed": [
+        Sample(Hashed(buckets=7, hashes=2, signed=True), 60, 13),
+        Sample(Hashed(ratio=64), 1999, 48),
+    ],
+    "quotient_remainder": [
+        Sample(QuotientRemainder(buckets=8, combine="add"), 60, 13),  # a last quotient of four remainders
+        Sample(QuotientRemainder(), 1999, 48),
+        Sample(QuotientRemainder(buckets=60, combine="concat"), 1999, 47),
+    ],
+    "deep_hash": [
+        Sample(DeepHash(hashes=5, hidden=7), 60, 13),
+        Sample(DeepHash(hashes=8, ratio=64, layers=1), 1999, 48),
     ],
 }

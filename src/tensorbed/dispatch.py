@@ -72,12 +72,13 @@ class Asked(NamedTuple):
     weights: Tensor | None = None  # (n,)
     mode: str = "sum"  # how the rows of a bag are pooled
     by_frequency: bool = False  # whether the gradient of a row is divided by how often it is asked for; of bags only
+    checked: bool = False  # whether the ids are known to be in range
 
 
 class Backend(ABC):
     """How rows and bags are computed. Its name is what ``impl=`` takes.
 
-    Indices come unchecked: a backend refuses those outside the table, in whatever way its world has.
+    Indices mostly come unchecked: a backend refuses those outside the table, in whatever way its world has.
     """
 
     name: str

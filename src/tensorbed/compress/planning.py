@@ -87,6 +87,8 @@ def plan(
     dense = sum({id(table.tensor): table.tensor.nbytes for table in tables.values()}.values())
     limit = Limit.of(budget, ratio, dense)
     measured = purpose == "pretrained" and not any(table.tensor.is_meta for table in tables.values())
+    if measured and (unfit := [format for format in formats or () if not format.can_fit]):
+        raise unfit[0].no_fit()
     offers = [kind.candidates if measured else kind.candidates_to_train for kind in every_format()]
     weighed = formats or [format for offered in offers for format in offered(limit.ratio)]
     for name, table in tables.items():

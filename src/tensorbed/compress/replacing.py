@@ -64,8 +64,8 @@ def compress_(
         >>> report = tb.compress_(model, tb.HotRows())
         >>> print(report)
     """
-    _check(model, format)
     require_bool(fit, "fit")
+    _check(model, format, fit)
     require_bool(include_heads, "include_heads")
     check_options(std=std)
     if fit and std is not None:
@@ -94,7 +94,7 @@ def compress_(
     return Report(tuple(entries), before[0], after[0], before[1], after[1], left)
 
 
-def _check(model: nn.Module, format: Formats) -> None:
+def _check(model: nn.Module, format: Formats, fit: bool) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"compress_ takes a model, got {type(model).__name__}.")
     if isinstance(model, (nn.Embedding, nn.EmbeddingBag, StructuredTable)) or type(model) is nn.Linear:
@@ -102,6 +102,8 @@ def _check(model: nn.Module, format: Formats) -> None:
     for one in format.values() if isinstance(format, Mapping) else [format]:
         if one is not None:
             check_format(one)
+            if fit and not one.can_fit:
+                raise one.no_fit()
 
 
 def _sizes(model: nn.Module) -> tuple[int, int]:

@@ -154,11 +154,12 @@ class EmbeddingBagCollection(nn.Module):
             )
         world = world_of(ids)
         bounds = torch.arange(ids.shape[0] + 1, device=ids.device)
+        columns = ids.T.contiguous()  # once, for all that reads the ids of one table
         if world is World.EAGER and ids.shape[0]:
             # One pass over all fields; the table at fault is looked for afterwards.
-            low, high = (bound.tolist() for bound in torch.aminmax(ids, dim=0))
+            low, high = (bound.tolist() for bound in torch.aminmax(columns, dim=1))
         asked = []
-        for at, (column, (name, layer)) in enumerate(zip(ids.unbind(1), self._items(), strict=True)):
+        for at, (column, (name, layer)) in enumerate(zip(columns.unbind(0), self._items(), strict=True)):
             if world is not World.EAGER:
                 column = checked_indices(column, layer.num_embeddings, world, name)
             elif ids.shape[0] and (low[at] < 0 or high[at] >= layer.num_embeddings):
@@ -166,9 +167,8 @@ class EmbeddingBagCollection(nn.Module):
                     check_range(column, layer.num_embeddings)
             table = request(layer.structure, layer.params(), column, layer.impl)
             counted = layer.scale_grad_by_freq
-            asked.append(
-                table._replace(padding_idx=layer.padding_idx, bounds=bounds if counted else None, by_frequency=counted)
-            )
+            table = table._replace(padding_idx=layer.padding_idx, by_frequency=counted, checked=True)
+            asked.append(table._replace(bounds=bounds) if counted else table)
         return asked, world
 
     def _by_name(self, given: Mapping[str, Arguments]) -> tuple[list[Bags], World]:

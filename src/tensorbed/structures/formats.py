@@ -69,7 +69,7 @@ class Use:
 
 
 class OutOfReachError(ValueError):
-    """A ratio that a format cannot have for a table this small."""
+    """A size that a format cannot have for a table this small."""
 
 
 class OutOfRangeError(ValueError):
@@ -126,6 +126,11 @@ class Format(ABC):
         """Whether :meth:`fit_to_use` is another fit than :meth:`fit`."""
         return type(self).fit_to_use is not Format.fit_to_use
 
+    @property
+    def can_fit(self) -> bool:
+        """Whether there is a :meth:`fit`; other formats are drawn, and trained."""
+        return type(self).fit is not Format.fit
+
     @abstractmethod
     def bind(self, budget: Budget) -> Structure:
         """The structure with every factor and rank settled."""
@@ -138,12 +143,19 @@ class Format(ABC):
         """Some of a table and the format for it, whose error tells that of ``structure`` fitted to the whole."""
         return some_rows(table, self.sample_rows), self.sized_as(structure)
 
-    @abstractmethod
     def fit(self, table: Tensor, budget: Budget) -> Fit:
-        """The structure and tensors nearest to a finite ``(rows, cols)`` table.
+        """The structure and tensors nearest to a finite ``(rows, cols)`` table; an error where there is no way.
 
         The tensors may be of higher precision than ``budget.dtype``; the caller rounds them.
         """
+        raise self.no_fit()
+
+    def no_fit(self) -> ValueError:
+        """What is said where :attr:`can_fit` does not hold."""
+        return ValueError(
+            f"{self!r} cannot be fitted to a table: draw it with tb.Embedding(rows, cols, format) or "
+            "tb.compress_(model, format, fit=False), and train it."
+        )
 
     def fit_to_use(self, table: Tensor, budget: Budget, use: Use) -> Fit:
         """As :meth:`fit`, with errors weighed as they are met in use; formats that cannot weigh them fit as always."""

@@ -48,6 +48,7 @@ class Cost:
         merged: ... and how many numbers are written so.
         kept: numbers that one vector leaves for backward besides its scores, all rows counted.
         spared: multiply-adds of one vector that backward does again when those were not kept.
+        turned: numbers that one vector becomes before it meets rows, and as many for its gradient, where that is many.
         step: blocks begin at multiples of it.
     """
 
@@ -58,6 +59,7 @@ class Cost:
     merged: int = 0
     kept: int = 0
     spared: int = 0
+    turned: int = 0
     step: int = 1
 
     def __add__(self, other: Cost) -> Cost:
