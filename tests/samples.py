@@ -4,6 +4,7 @@ The first of each is the one for laws that do not depend on sizes: small, with w
 """
 
 from tensorbed import (
+    CanonicalPolyadic,
     Dense,
     HotRows,
     LowRank,
@@ -16,6 +17,10 @@ from tensorbed import (
 from tensorbed.testing import Sample
 
 SAMPLES = {
+    "canonical_polyadic": [
+        Sample(CanonicalPolyadic(rank=3, shape=((4, 5, 6), (2, 3, 4))), 101, 24),  # padded vocabulary
+        Sample(CanonicalPolyadic(rank=5, order=4), 1999, 48),
+    ],
     "dense": [Sample(Dense(), 97, 12), Sample(Dense(), 5, 1)],
     "low_rank": [
         Sample(LowRank(rank=2), 50, 13),

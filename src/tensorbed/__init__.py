@@ -17,6 +17,7 @@ from tensorbed.nn import (
     embedding_and_head,
 )
 from tensorbed.shapes import suggest_shape
+from tensorbed.structures.canonical_polyadic import CanonicalPolyadic
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.hot_rows import HotRows
 from tensorbed.structures.low_rank import LowRank
@@ -28,6 +29,7 @@ from tensorbed.structures.tensor_train import TensorTrain
 from tensorbed.vocabulary.head_calls import linear_cross_entropy
 
 __all__ = [
+    "CanonicalPolyadic",
     "Dense",
     "Embedding",
     "EmbeddingBag",

@@ -122,7 +122,7 @@ class StructureLaws(Conformance):
         assert found.error == pytest.approx(distance, rel=1e-6, abs=1e-12)
         assert found.error <= 1.0
 
-    @on(choices.ranked)
+    @on(choices.bounded)
     @spread("rel_error", [0.5, 0.1, 1e-3])
     def test_error_bounds_are_honoured(self, sample: Sample, draw: Draw, rel_error: float) -> None:
         format = self._sized(sample, rel_error=rel_error)
