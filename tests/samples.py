@@ -8,6 +8,7 @@ from tensorbed import (
     Dense,
     HotRows,
     LowRank,
+    NonlinearTrain,
     ProductQuantized,
     QuantizedRows,
     StraightThrough,
@@ -27,6 +28,10 @@ SAMPLES = {
         Sample(LowRank(rank=3), 997, 64),
         Sample(LowRank(rank=1), 997, 96),
         Sample(LowRank(rank=9), 31, 7),  # more rank than the table can use
+    ],
+    "nonlinear_train": [
+        Sample(NonlinearTrain(rank=3, activation="tanh", shape=((4, 5, 6), (2, 3, 4))), 101, 24),
+        Sample(NonlinearTrain(rank=4, order=4), 1999, 48),
     ],
     "quantized_rows": [
         Sample(QuantizedRows(bits=4, group=5), 60, 13),  # an odd number of columns, groups that do not divide it

@@ -21,6 +21,7 @@ from tensorbed.structures.canonical_polyadic import CanonicalPolyadic
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.hot_rows import HotRows
 from tensorbed.structures.low_rank import LowRank
+from tensorbed.structures.nonlinear_train import NonlinearTrain
 from tensorbed.structures.product_quantized import ProductQuantized
 from tensorbed.structures.quantized_rows import QuantizedRows
 from tensorbed.structures.straight_through import StraightThrough
@@ -37,6 +38,7 @@ __all__ = [
     "Head",
     "HotRows",
     "LowRank",
+    "NonlinearTrain",
     "ProductQuantized",
     "QuantizedRows",
     "StraightThrough",
