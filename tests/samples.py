@@ -3,6 +3,8 @@
 The first of each is the one for laws that do not depend on sizes: small, with what is odd about its structure.
 """
 
+from others import Packed
+
 from tensorbed import (
     CanonicalPolyadic,
     Dense,
@@ -53,8 +55,14 @@ SAMPLES = {
     "straight_through": [
         Sample(StraightThrough(bits=4, group=5), 60, 13),
         Sample(StraightThrough(), 997, 64),
-        Sample(StraightThrough(bits=4), 500, 48),
-        Sample(StraightThrough(bits=8, group=4), 31, 6),
+    ],
+    "straight_through_tensors": [
+        Sample(StraightThrough(LowRank(rank=5), bits=4, group=3), 60, 13),  # one tensor has a row for each
+        Sample(StraightThrough(TensorTrain(rank=3)), 1999, 48),
+    ],
+    "quantized_tensors": [
+        Sample(Packed(StraightThrough(LowRank(rank=5), bits=4, group=3)), 60, 13),
+        Sample(Packed(StraightThrough(TensorTrain(rank=3))), 1999, 48),
     ],
     "tensor_train": [
         Sample(TensorTrain(ranks=(2, 7), shape=((4, 5, 6), (2, 3, 4))), 101, 24),  # padded vocabulary

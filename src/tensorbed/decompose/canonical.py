@@ -15,19 +15,26 @@ _STARTS = 3  # the singular vectors of the tensor, then draws
 _SWEEPS = 60  # over all factors, of the best start
 _TRIED = 8  # of each start, before the best goes on
 _LARGE = 2**30  # multiply-adds of a sweep from which on one start has to do
+_AGAIN = 2  # sweeps from a start that was given
 _SETTLED = 1e-7  # of the tensor's squared norm that a sweep gains at the end
 
 
-def canonical_polyadic(tensor: Tensor, rank: int) -> list[Tensor]:  # (n_1, ..., n_N) -> (n_k, rank) each
+def canonical_polyadic(
+    tensor: Tensor, start: Sequence[Tensor] | None, *, rank: int
+) -> list[Tensor]:  # (n_1, ..., n_N) -> (n_k, rank) each
     """The factors, whose columns are of equal size, of a sum of ``rank`` outer products near to a tensor.
 
-    The same at every call. A large tensor is read twice a sweep.
+    The same at every call. A large tensor is read twice a sweep. ``start`` are those of one that was nearly the same.
     """
-    generator = torch.Generator("cpu").manual_seed(0)
+    tensor = tensor.float() if tensor.dtype.itemsize < 4 else tensor
     total = float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) ** 2
-    tried = []
-    for start in range(_STARTS if tensor.numel() * rank < _LARGE else 1):
-        factors = _start(tensor, rank, generator, drawn=start > 0)
+    if start is not None:
+        factors = [factor.to(tensor.dtype, copy=True) for factor in start]
+        _improve(tensor, factors, total, _AGAIN)
+        return _of_equal_size(factors)
+    generator, tried = torch.Generator("cpu").manual_seed(0), []
+    for draws in range(_STARTS if tensor.numel() * rank < _LARGE else 1):
+        factors = _start(tensor, rank, generator, drawn=draws > 0)
         missed = _improve(tensor, factors, total, _TRIED)
         tried.append((missed, factors))
     _, factors = min(tried, key=lambda one: one[0])

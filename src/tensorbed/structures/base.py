@@ -230,6 +230,20 @@ def mean_row(structure: Structure, p: Params) -> Tensor:  # -> (1, cols)
     return total / structure.rows
 
 
+def measured_deviation(structure: Structure, p: Params) -> float:
+    """The root of the mean square of all numbers of a table, or of some four million in drawn rows of a larger one."""
+    count, device = max(1, 4 * _BLOCK // structure.cols), next(iter(p.values())).device
+    if structure.rows <= count:
+        index = torch.arange(structure.rows, device=device)
+    else:
+        generator = torch.Generator("cpu").manual_seed(0)
+        drawn = torch.rand(count, generator=generator, dtype=torch.float64, device="cpu")
+        index = (drawn * structure.rows).long().to(device)
+    blocks = index.split(max(1, _BLOCK // structure.cols))
+    norms = [torch.linalg.vector_norm(structure.lookup(p, rows), dtype=torch.float64) for rows in blocks]
+    return float((torch.stack(norms).square().sum() / (index.shape[0] * structure.cols)).sqrt())
+
+
 def with_rows(tensor: Tensor, rows: int, new: Tensor) -> Tensor:  # (n, ...), (1, ...) -> (rows, ...)
     """The first rows of a tensor, and ``new`` again and again where it has too few."""
     more = new.to(tensor.dtype).expand(max(0, rows - tensor.shape[0]), *tensor.shape[1:])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar, Self
 
 import torch
@@ -16,7 +17,6 @@ from tensorbed.backends.scores import through_factors
 from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.checks import require_positive
 from tensorbed.decompose.canonical import canonical_polyadic
-from tensorbed.decompose.train import Folded
 from tensorbed.indexing import digits, unravel
 from tensorbed.shapes import check_shape
 from tensorbed.structures.base import Params, Structure, TensorSpec, rounded, scale_to_std
@@ -181,10 +181,11 @@ class CanonicalPolyadic(FactorsFormat[CanonicalPolyadicMatrix]):
         return CanonicalPolyadicMatrix(budget.rows, budget.cols, row_factors, col_factors, rank)
 
     def fit(self, table: Tensor, budget: Budget) -> Fit:
-        """By alternating least squares, padded rows as zeros."""
+        """By alternating least squares."""
         structure = self.target(budget)
-        shape = structure.row_factors, structure.col_factors
-        folded = Folded(table, *shape, torch.promote_types(table.dtype, torch.float32))
-        found = canonical_polyadic(folded.tensor, structure.rank)
-        stored = [factor.view(i, j, -1) for factor, i, j in zip(found, *shape, strict=True)]
-        return Fit(structure, structure.named(stored))
+
+        def stored(found: Sequence[Tensor]) -> Fit:
+            pairs = zip(found, structure.specs, strict=True)
+            return Fit(structure, structure.named([factor.reshape(spec.shape) for factor, spec in pairs]))
+
+        return self.fit_filled(table, budget, partial(canonical_polyadic, rank=structure.rank), stored)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -123,7 +123,11 @@ class ChainMatrix(CoresMatrix):
         core_std = (std / variance**0.5) ** (1 / len(self.row_factors))
         for core in self.made_of(p).cores:
             core.normal_(std=core_std, generator=generator)
-        scale_to_std(p, sum_of_squares(*self.made_of(p)), self.rows * self.cols, std)
+        scale_to_std(p, self.sum_of_squares(p), self.rows * self.cols, std)
+
+    def sum_of_squares(self, p: Params) -> Tensor:  # -> ()
+        """Squared Frobenius norm of the real rows."""
+        return sum_of_squares(*self.made_of(p))
 
     def describe(self) -> str:
         shape = self.row_factors, self.col_factors
@@ -163,6 +167,31 @@ class FactorsFormat(RankedFormat[S]):
         if self.shape is not None:
             return check_shape(self.shape, budget.rows, budget.cols)
         return suggest_shape(budget.rows, budget.cols, self.order)
+
+    def fit_filled(
+        self,
+        table: Tensor,
+        budget: Budget,
+        decompose: Callable[[Tensor, list[Tensor] | None], list[Tensor]],
+        stored: Callable[[Sequence[Tensor]], Fit],
+        *,
+        fills: bool = True,
+    ) -> Fit:
+        """What ``decompose`` finds for a table as the tensor ``(I_1 J_1, ..., I_N J_N)``, its padded rows filled.
+
+        It is given what it found before, if anything, and ``stored`` makes a fit of that.
+        """
+        # In float64 where that is cheap.
+        dtype = torch.float64 if table.numel() <= _CHEAP else table.dtype
+        folded = Folded(table, *self.factors(budget), dtype)
+        found = decompose(folded.tensor, None)
+        rounds = _rounds(folded, budget, sum(core.numel() for core in found)) if fills else 0
+        for _ in track(range(rounds), f"fitting {self.name}, filling the padding"):
+            if _fill(folded, stored(found)):
+                break
+            found = decompose(folded.tensor, found)
+        del folded
+        return stored(found)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -223,19 +252,15 @@ class ChainFormat(FactorsFormat[ChainMatrix]):
         return super().target(budget, clip=clip) if self.ranks is None else self._made(budget, self.ranks, clip)
 
     def fit(self, table: Tensor, budget: Budget) -> Fit:
-        row_factors, col_factors = self.factors(budget)
-        bound = self.error_bound(table, budget, parts=len(row_factors))
+        bound = self.error_bound(table, budget, parts=len(self.factors(budget)[0]))
         ranks = self.target(budget).ranks if bound is None else None
-        # In float64 where that is cheap.
-        folded = Folded(table, row_factors, col_factors, torch.float64 if table.numel() <= _CHEAP else table.dtype)
-        found = self.decompose(folded.tensor, ranks, bound, None)
-        rounds = _rounds(folded, budget, sum(core.numel() for core in found)) if ranks is not None else 0
-        for _ in track(range(rounds), f"fitting {self.name}, filling the padding"):
-            if _fill(folded, self._stored(found, budget)):
-                break
-            found = self.decompose(folded.tensor, ranks, bound, found)
-        del folded
-        return self._stored(found, budget)
+        return self.fit_filled(
+            table,
+            budget,
+            lambda tensor, start: self.decompose(tensor, ranks, bound, start),
+            lambda found: self._stored(found, budget),
+            fills=ranks is not None,
+        )
 
     def _stored(self, found: Sequence[Tensor], budget: Budget) -> Fit:
         """Cores ``(R_{k-1}, n_k, R_k)`` as a structure and the tensors it keeps."""
@@ -263,16 +288,15 @@ def _rounds(folded: Folded, budget: Budget, stored: int) -> int:
 
 def _fill(folded: Folded, fit: Fit) -> bool:
     """Overwrite the padded rows with those of the fit; whether another fit would not differ."""
-    assert isinstance(fit.structure, ChainMatrix)
     tensor, before = folded.tensor, folded.padding()
     wide = torch.promote_types(tensor.dtype, torch.float32)
     stored = {name: core.to(wide) for name, core in fit.params.items()}
-    whole = replace(fit.structure, rows=fit.structure.rows + before.shape[0])
+    whole: Any = replace(fit.structure, rows=fit.structure.rows + before.shape[0])
     index = torch.arange(fit.structure.rows, whole.rows, device=tensor.device)
     rows = whole.lookup(stored, index).to(tensor.dtype)
     norm, moved = frobenius(tensor), frobenius(before - rows)
     # A fit is a projection: what it misses and what it holds are at right angles.
-    held = float(sum_of_squares(*whole.made_of(stored)))
+    held = float(whole.sum_of_squares(stored))
     missed = math.sqrt(max(0.0, norm**2 - held))
     folded.fill(rows)
     return moved <= max(_SETTLED * norm, _IDLE * missed)

@@ -14,15 +14,13 @@ from torch import Tensor
 from tensorbed.backends.pairs import kernels_of_pairs, pair_products, unique_numbers
 from tensorbed.backends.torch import find_prefixes
 from tensorbed.indexing import digits
-from tensorbed.structures.base import Params, rounded
+from tensorbed.structures.base import Params, measured_deviation, rounded
 from tensorbed.structures.chain import CoresMatrix, FactorsFormat
 from tensorbed.structures.explanation import Explanation
 from tensorbed.structures.formats import Budget
 from tensorbed.structures.registry import register
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "tanh": torch.tanh, "gelu": F.gelu}
-_MEASURED = 2**22  # numbers of a table that are all made to know its standard deviation; of a larger one, so many
-_BLOCK = 2**20  # numbers made at once
 
 
 @register("nonlinear_train")
@@ -95,25 +93,10 @@ class NonlinearTrainMatrix(CoresMatrix):
         return replace(told, prefixes=counts, path=kernels.name, why=kernels.why(index.device), multiply_adds=made)
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
-        r"""Draw cores that keep the size of left products, then scale the last by the deviation that was measured.
-
-        Of all rows of a table of up to 4 million numbers, of as many drawn rows of a larger one.
-        """
+        """Draw cores that keep the size of left products, then scale the last by the deviation that was measured."""
         for k, spec in enumerate(self.specs):
             p[spec.name].normal_(std=self.ranks[k] ** -0.5, generator=generator)
-        height = max(1, _BLOCK // self.cols)
-        index = self._measured_rows(p["core_0"].device)
-        squares = [self.lookup(p, rows).double().square().sum() for rows in index.split(height)]
-        realised = (torch.stack(squares).sum() / (index.shape[0] * self.cols)).sqrt()
-        last = p[self.specs[-1].name]
-        last.mul_((std / realised).to(last.dtype))
-
-    def _measured_rows(self, device: torch.device) -> Tensor:
-        count = max(1, _MEASURED // self.cols)
-        if self.rows <= count:
-            return torch.arange(self.rows, device=device)
-        drawn = torch.rand(count, generator=torch.Generator("cpu").manual_seed(0), dtype=torch.float64, device="cpu")
-        return (drawn * self.rows).long().to(device)
+        p[self.specs[-1].name].mul_(std / measured_deviation(self, p))
 
     def describe(self) -> str:
         return f"{super().describe()}, {self.activation}"
