@@ -88,5 +88,23 @@ class Coded(Format):
         return Fit(self.bind(budget), {"codes": (table / scale).round().to(torch.int8), "scale": scale})
 
 
+@dataclass(frozen=True)
+class Packed(Format):
+    """What a format that rounds becomes once it is packed."""
+
+    format: Format
+
+    def bind(self, budget):
+        return self._packed(self.format.bind(budget))[0]
+
+    def fit(self, table, budget):
+        found = self.format.fit(table, budget)
+        return Fit(*found.structure.packed(found.params))
+
+    @staticmethod
+    def _packed(structure):
+        return structure.packed({spec.name: torch.zeros(spec.shape) for spec in structure.tensors()})
+
+
 ScaledMatrix.kind = "scaled"
 CodedMatrix.kind = "coded"

@@ -3,12 +3,16 @@
 The first of each is the one for laws that do not depend on sizes: small, with what is odd about its structure.
 """
 
+from others import Packed
+
 from tensorbed import (
+    CanonicalPolyadic,
     DeepHash,
     Dense,
     Hashed,
     HotRows,
     LowRank,
+    NonlinearTrain,
     ProductQuantized,
     QuantizedRows,
     QuotientRemainder,
@@ -19,12 +23,20 @@ from tensorbed import (
 from tensorbed.testing import Sample
 
 SAMPLES = {
+    "canonical_polyadic": [
+        Sample(CanonicalPolyadic(rank=3, shape=((4, 5, 6), (2, 3, 4))), 101, 24),  # padded vocabulary
+        Sample(CanonicalPolyadic(rank=5, order=4), 1999, 48),
+    ],
     "dense": [Sample(Dense(), 97, 12), Sample(Dense(), 5, 1)],
     "low_rank": [
         Sample(LowRank(rank=2), 50, 13),
         Sample(LowRank(rank=3), 997, 64),
         Sample(LowRank(rank=1), 997, 96),
         Sample(LowRank(rank=9), 31, 7),  # more rank than the table can use
+    ],
+    "nonlinear_train": [
+        Sample(NonlinearTrain(rank=3, activation="tanh", shape=((4, 5, 6), (2, 3, 4))), 101, 24),
+        Sample(NonlinearTrain(rank=4, order=4), 1999, 48),
     ],
     "quantized_rows": [
         Sample(QuantizedRows(bits=4, group=5), 60, 13),  # an odd number of columns, groups that do not divide it
@@ -46,8 +58,14 @@ SAMPLES = {
     "straight_through": [
         Sample(StraightThrough(bits=4, group=5), 60, 13),
         Sample(StraightThrough(), 997, 64),
-        Sample(StraightThrough(bits=4), 500, 48),
-        Sample(StraightThrough(bits=8, group=4), 31, 6),
+    ],
+    "straight_through_tensors": [
+        Sample(StraightThrough(LowRank(rank=5), bits=4, group=3), 60, 13),  # one tensor has a row for each
+        Sample(StraightThrough(TensorTrain(rank=3)), 1999, 48),
+    ],
+    "quantized_tensors": [
+        Sample(Packed(StraightThrough(LowRank(rank=5), bits=4, group=3)), 60, 13),
+        Sample(Packed(StraightThrough(TensorTrain(rank=3))), 1999, 48),
     ],
     "tensor_train": [
         Sample(TensorTrain(ranks=(2, 7), shape=((4, 5, 6), (2, 3, 4))), 101, 24),  # padded vocabulary

@@ -17,11 +17,13 @@ from tensorbed.nn import (
     embedding_and_head,
 )
 from tensorbed.shapes import suggest_shape
+from tensorbed.structures.canonical_polyadic import CanonicalPolyadic
 from tensorbed.structures.deep_hash import DeepHash
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.hashed import Hashed
 from tensorbed.structures.hot_rows import HotRows
 from tensorbed.structures.low_rank import LowRank
+from tensorbed.structures.nonlinear_train import NonlinearTrain
 from tensorbed.structures.product_quantized import ProductQuantized
 from tensorbed.structures.quantized_rows import QuantizedRows
 from tensorbed.structures.quotient_remainder import QuotientRemainder
@@ -31,6 +33,7 @@ from tensorbed.structures.tensor_train import TensorTrain
 from tensorbed.vocabulary.head_calls import linear_cross_entropy
 
 __all__ = [
+    "CanonicalPolyadic",
     "DeepHash",
     "Dense",
     "Embedding",
@@ -40,6 +43,7 @@ __all__ = [
     "Head",
     "HotRows",
     "LowRank",
+    "NonlinearTrain",
     "ProductQuantized",
     "QuantizedRows",
     "QuotientRemainder",

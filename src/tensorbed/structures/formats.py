@@ -223,7 +223,7 @@ class RankedFormat(Format, Generic[S]):
         rel_error: for fitting only: ranks found by the cuts so that ``||W - fit||_F <= rel_error * ||W||_F``.
     """
 
-    # Each way to say the size excludes the others.
+    # Each way to say the size excludes the others; a fit that keeps no error has no ``rel_error``.
     sizes: ClassVar[tuple[str, ...]] = ("rank", "ratio", "rel_error")
     sample_rows: ClassVar[int] = 2**14  # few rows have fewer directions
 
@@ -241,6 +241,10 @@ class RankedFormat(Format, Generic[S]):
             object.__setattr__(self, "rank", self.check_rank(self.rank, "rank"))
         if self.ratio is not None:
             require_number(self.ratio, "ratio", low=0)
+        if self.rel_error is not None and "rel_error" not in self.sizes:
+            raise ValueError(
+                f"rel_error={self.rel_error!r} for {self.name}: no fit of it keeps an error; give rank= or ratio=."
+            )
         if self.rel_error is not None:
             require_number(self.rel_error, "rel_error", low=0, high=1)
 

@@ -49,6 +49,13 @@ def read(text: str) -> Structure:
     return structure
 
 
+def text_of(structure: Structure) -> str:
+    """What :func:`read` takes, for structures that hold others."""
+    if structure.text is None or _STRUCTURES.get(structure.kind) is not type(structure):
+        raise ValueError(f"{structure.kind} must be a registered structure to be a part of another.")
+    return structure.text
+
+
 def refuse_constant(name: str) -> NoReturn:
     """For ``json.loads``, which otherwise takes numbers that JSON does not have."""
     raise ValueError(f"{name} is no number in JSON")

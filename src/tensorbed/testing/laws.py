@@ -111,7 +111,8 @@ class StructureLaws(Conformance):
             for index in (torch.arange(sample.rows), draw.index(1), draw.index(40)):
                 for impl in backends(structure):
                     rows = lookup(structure, tensors, index, impl=impl)
-                    assert torch.equal(rows, lookup(draw.structure, p, index))
+                    same = impl if impl in draw.structure.impls else "auto"
+                    assert torch.equal(rows, lookup(draw.structure, p, index, impl=same))
 
     @on(choices.fitted)
     def test_the_error_reported_is_the_error_made(self, sample: Sample, draw: Draw) -> None:
@@ -122,7 +123,7 @@ class StructureLaws(Conformance):
         assert found.error == pytest.approx(distance, rel=1e-6, abs=1e-12)
         assert found.error <= 1.0
 
-    @on(choices.ranked)
+    @on(choices.bounded)
     @spread("rel_error", [0.5, 0.1, 1e-3])
     def test_error_bounds_are_honoured(self, sample: Sample, draw: Draw, rel_error: float) -> None:
         format = self._sized(sample, rel_error=rel_error)

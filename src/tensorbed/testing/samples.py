@@ -130,6 +130,7 @@ def those(which: Callable[[Sample], bool]) -> Choice:
 
 small = those(lambda s: s.is_small)
 ranked = those(lambda s: isinstance(s.format, RankedFormat))
+bounded = those(lambda s: isinstance(s.format, RankedFormat) and "rel_error" in s.format.sizes)
 fitted = those(lambda s: s.format.can_fit)
 drawn = those(lambda s: s.structure.can_initialise)
 trained = those(lambda s: any(spec.trainable for spec in s.structure.tensors()))
