@@ -14,7 +14,7 @@ import torch
 
 from experiments.lab.errors import ExperimentError
 from experiments.lab.files import write_whole
-from experiments.lab.settings import S, Settings, made
+from experiments.lab.settings import How, S, Settings, made
 
 NAME = "checkpoint.pt"
 MODEL = "model.pt"
@@ -33,9 +33,10 @@ class Checkpoints:
     _time: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, task: str, settings: Settings, out: Path, *due: Any) -> Checkpoints:
-        folder = out / task / f"{settings.dataset}-{settings.row}-{settings.seed}"
-        return cls(folder, {"task": task, **settings.as_record()}, *due)
+    def of(cls, task: str, settings: Settings, how: How) -> Checkpoints:
+        folder = how.out / task / f"{settings.dataset}-{settings.row}-{settings.seed}"
+        told = {"task": task, **settings.as_record()}
+        return cls(folder, told, how.checkpoint_steps, how.checkpoint_minutes)
 
     @property
     def path(self) -> Path:

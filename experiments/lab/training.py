@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,29 +17,13 @@ from benchmarks.allocator import keep_freed_memory
 from experiments.lab.batches import Batch
 from experiments.lab.checkpoints import Checkpoints
 from experiments.lab.errors import Diverged, ExperimentError, Stopped
-from experiments.lab.evaluation import Evaluation
+from experiments.lab.metrics import Evaluation
 from experiments.lab.optimisers import OPTIMIZERS, pace
 from experiments.lab.processes import Interrupts, accelerator_of, random_state, set_random_state
 from experiments.lab.records import about, peak_memory
-from experiments.lab.settings import Settings
+from experiments.lab.settings import How, Settings
 from experiments.lab.task import Task, tables
 from experiments.lab.watching import Display, Line
-
-
-@dataclass(frozen=True)
-class How:
-    """What is no part of a run's configuration: where it reads and writes, in how many pieces a batch is computed."""
-
-    data: Path | None = None
-    out: Path = Path("out/experiments")
-    resume: bool = False
-    checkpoint_steps: int | None = None
-    checkpoint_minutes: float | None = 5.0
-    accumulate: int = 1
-    fsdp: bool = False
-    tensorboard: bool = False
-    keep_model: bool = False
-    test: bool = True  # a search looks at validation alone
 
 
 @dataclass
@@ -99,9 +82,8 @@ class Training:
         from experiments.lab import sharding  # only here: FSDP takes a second to import
 
         self.sharding = sharding
-        model = sharding.shard(
-            self.accelerator.prepare_model(self.plain, evaluation_mode=True)
-        )  # without DDP around it
+        bare = self.accelerator.prepare_model(self.plain, evaluation_mode=True)  # without DDP around it
+        model = sharding.shard(bare)
         return model, self.optimizer_of(model)
 
     def optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -307,7 +289,7 @@ def train(task: Task, settings: Settings, how: How) -> dict[str, Any]:
     """A whole run: its result, complete but for what is asked after it."""
     task.check_tables(settings)
     data = task.load(settings, how.data)
-    checkpoints = Checkpoints.of(task.name, settings, how.out, how.checkpoint_steps, how.checkpoint_minutes)
+    checkpoints = Checkpoints.of(task.name, settings, how)
     try:
         run = Training(task, settings, how, data)
     except RuntimeError as error:
@@ -323,9 +305,11 @@ def train(task: Task, settings: Settings, how: How) -> dict[str, Any]:
     name = f"{settings.dataset} {settings.row} seed {settings.seed}"
     with Display(task, [name], run.steps, main=main, logs=logs) as display, Interrupts() as interrupts:
         run.train(display.lines[0], interrupts, checkpoints)
-        tests = {split: run.evaluate(split) for split in task.tests} if how.test else {}
-        with torch.no_grad():
-            more = task.after(run) if how.test else {}
+        tests, more = {}, {}
+        if how.kind != "search":  # which looks at validation alone
+            tests = {split: run.evaluate(split) for split in task.tests}
+            with torch.no_grad():
+                more = task.after(run)
     if how.keep_model and main:
         checkpoints.save_model(run.best)
     return {**result(run, tests), **more}

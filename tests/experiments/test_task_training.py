@@ -44,7 +44,7 @@ def train(settings, how):
 
 
 def checkpoints(settings, how):
-    return Checkpoints.of(TASK.name, settings, how.out)
+    return Checkpoints.of(TASK.name, settings, how)
 
 
 class KillError(Exception):
@@ -174,7 +174,7 @@ def test_training_stops_when_validation_has_not_improved(settings, how, monkeypa
     scores = iter([5.0, 3.0, 4.0, 3.0, 1.0])
     monkeypatch.setattr(type(TASK), "selects", True)
     monkeypatch.setattr(Training, "evaluate", lambda self, split: {"perplexity": next(scores)})
-    record = train(settings(validations=6, patience=2), how(test=False))
+    record = train(settings(validations=6, patience=2), how(kind="search"))
     assert [epoch["val_perplexity"] for epoch in record["epochs"]] == [5.0, 3.0, 4.0, 3.0]
     assert record["selected_epoch"] == 2
     assert record["val_perplexity"] == 3.0

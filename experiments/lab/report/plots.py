@@ -31,9 +31,9 @@ class Look:
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """One for each name, by its place."""
+    """One for each name, by its place; where colours come again, with other marks."""
     return {
-        name: Look(COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)], SIDES[k % len(SIDES)])
+        name: Look(COLOURS[k % len(COLOURS)], MARKERS[(k + k // len(COLOURS)) % len(MARKERS)], SIDES[k % len(SIDES)])
         for k, name in enumerate(names)
     }
 
@@ -65,13 +65,14 @@ class Series:
     stops: Sequence[int] = ()  # validations, from 1, after which a seed stopped
 
 
-def size_picture(name: str, metric: Metric, split: str, full: Series | None, series: Sequence[Series]) -> str:
+def size_picture(name: str, metric: Metric, split: str, full: Series, series: Sequence[Series]) -> str:
     """The metric against size: filled ours, with deviations; hollow the paper's; the full table as a line."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(SIZE[0], SIZE[1] + 0.7), layout="constrained")  # with room for a legend below
+        legend = 0.7 + 0.1 * max(0, len(series) - 6)  # below, in two columns
+        figure = Figure(figsize=(SIZE[0], SIZE[1] + legend), layout="constrained")
         axes = figure.add_subplot()
         axes.margins(x=0.12)
-        if full is not None:
+        if full.points:
             draw_full(axes, full)
         for one in series:
             draw_points(axes, one)

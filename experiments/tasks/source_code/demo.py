@@ -20,11 +20,12 @@ import tensorbed as tb
 from experiments.lab.files import writable_folder, write_whole
 from experiments.lab.formats import known
 from experiments.lab.processes import Interrupts
-from experiments.lab.report.page import table
+from experiments.lab.report.document import table
 from experiments.lab.report.plots import Point, Series, curve_picture, looks, size_picture
 from experiments.lab.rows import configured, plan
+from experiments.lab.settings import How
 from experiments.lab.task import Task
-from experiments.lab.training import How, Training, result
+from experiments.lab.training import Training, result
 from experiments.lab.watching import Display
 from pages import page
 
@@ -158,9 +159,9 @@ def as_html(task: Task, told: dict[str, Any], records: Sequence[Record]) -> str:
         series.append(Series(shown(record["row"]), look, [point], stages, values))
     return page(
         "Both ends of a language model, full and compressed",
-        CONTENT,
+        CONTENT.read_text(encoding="utf-8"),
         seen=escape(seen(records)),
-        table=table(rows_of(records), [f'<i style="background:{one.look.colour}"></i>' for one in series]),
+        table=table(rows_of(records), [one.look.colour for one in series])[1],
         curves=curve_picture("curves", metric, task.stage, series, series),
         sizes=size_picture("sizes", metric, "validation", series[0], series[1:]),
         command=escape(told["command"]),
