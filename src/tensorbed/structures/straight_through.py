@@ -160,7 +160,7 @@ class StraightThroughTensorsMatrix(ReadTensorsMatrix):
         asked = std
         for _ in range(2):
             self.inner.initialise(p, asked, torch.Generator(device).manual_seed(seed))
-            asked *= std / mean_square(self, p, generator).sqrt()
+            asked *= std / float(mean_square(self, p, generator).sqrt())
 
     def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
         inner, tensors = self.inner.resized(p, rows)
