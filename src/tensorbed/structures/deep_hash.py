@@ -18,6 +18,7 @@ from tensorbed.structures.registry import register
 
 _VALUES = 10**6  # of a hash, as in the paper; single precision tells them apart
 _BLOCK = 2**18  # hashes computed at once
+_CENTRED = 2**12  # rows whose mean is taken out of a drawn table
 
 
 @register("deep_hash")
@@ -63,10 +64,13 @@ class DeepHashMatrix(Structure):
         check_constants(p["constants"])
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        return self._last_hidden(p, index) @ p[f"layer_{self.layers}"]
+
+    def _last_hidden(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, hidden)
         x = self._inputs(p, index)
         for k in range(self.layers):
             x = F.mish(torch.addmm(p[f"bias_{k}"], x, p[f"layer_{k}"]))
-        return x @ p[f"layer_{self.layers}"]
+        return x
 
     def _inputs(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, hashes)
         """Hashes from -1 to 1. Where it may loop, some rows at a time: they come from numbers twice as wide."""
@@ -102,7 +106,12 @@ class DeepHashMatrix(Structure):
             p[f"layer_{k}"].normal_(std=(2 / p[f"layer_{k}"].shape[0]) ** 0.5, generator=generator)
         for k in range(self.layers):
             p[f"bias_{k}"].normal_(std=p[f"layer_{k}"].shape[0] ** -0.5, generator=generator)
-        scale_to_std({"last": p[f"layer_{self.layers}"]}, mean_square(self, p, generator), 1, std)
+        last = p[f"layer_{self.layers}"]
+        if self.hidden > 1:  # what all rows have in common is nothing to tell them by
+            some = torch.randint(self.rows, (_CENTRED,), device=last.device, generator=generator)
+            mean = self._last_hidden(p, some).mean(0)
+            last -= torch.outer(mean, mean @ last) / mean.square().sum()
+        scale_to_std({"last": last}, mean_square(self, p, generator), 1, std)
 
     def describe(self) -> str:
         layers = f"{self.layers} layers" if self.layers > 1 else "a layer"
