@@ -48,7 +48,7 @@ class NonlinearTrainByHand(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
         digits = torch.unravel_index(ids, [len(core) for core in self.cores])
-        left = self.cores[0][digits[0]].flatten(1, 2)
+        left: Tensor = self.cores[0][digits[0]].flatten(1, 2)
         for core, digit in zip(list(self.cores)[1:], digits[1:], strict=True):
             left = torch.bmm(F.relu(left), core[digit].flatten(2)).reshape(len(ids), -1, core.shape[3])
         return left.flatten(1)
