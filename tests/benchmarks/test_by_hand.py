@@ -12,8 +12,10 @@ MANY = Workload("many", tuple(Table.suggested(rows, 8, 4) for rows in (3, 5000, 
 @pytest.mark.parametrize("workload", [ONE, MANY], ids=lambda workload: workload.name)
 def test_both_sides_compute_the_same(name, workload):
     sides = [by_hand.calls(layer, workload) for layer in by_hand.layers_of(by_hand.CASES[name], workload)]
-    ours, theirs = (forward() for forward, _ in sides)
-    torch.testing.assert_close(ours, theirs)
+    ours, *theirs = (forward() for forward, _ in sides)
+    assert theirs
+    for by_hand_rows in theirs:
+        torch.testing.assert_close(ours, by_hand_rows, rtol=1e-4, atol=1e-5)
 
 
 def test_every_case_has_a_line_for_each_pass(monkeypatch):

@@ -12,10 +12,11 @@ from tensorbed.decompose.truncate import truncate
 from tensorbed.progress import track
 
 _STARTS = 3  # the singular vectors of the tensor, then draws
-_SWEEPS = 60  # over all factors, of the best start
+_SWEEPS = 60  # over all factors, of the best start; a third of it where one takes long
 _TRIED = 8  # of each start, before the best goes on
 _LARGE = 2**30  # multiply-adds of a sweep from which on one start has to do
 _AGAIN = 2  # sweeps from a start that was given
+_RIDGE, _TINY = 1e-11, 1e-250  # of the squared size of terms, and where they have none
 _SETTLED = 1e-7  # of the tensor's squared norm that a sweep gains at the end
 
 
@@ -38,7 +39,8 @@ def canonical_polyadic(
         missed = _improve(tensor, factors, total, _TRIED)
         tried.append((missed, factors))
     _, factors = min(tried, key=lambda one: one[0])
-    _improve(tensor, factors, total, _SWEEPS, label="fitting canonical polyadic")
+    sweeps = _SWEEPS if tensor.numel() * rank < 4 * _LARGE else _SWEEPS // 3
+    _improve(tensor, factors, total, sweeps, label="fitting canonical polyadic")
     return _of_equal_size(factors)
 
 
@@ -86,11 +88,13 @@ def _solve(left: Tensor, factors: list[Tensor], own: Sequence[int], at: int, k: 
             wide = factor.double()
             gram = gram * (wide.T @ wide)
     wide = right.double()
-    found = wide @ torch.linalg.pinv(gram, hermitian=True, rtol=1e-10)
+    # Terms that have become alike are held apart by a little of their size.
+    ridge = (_RIDGE * gram.diagonal().mean()).clamp_min(_TINY)
+    root = torch.linalg.cholesky(gram + ridge * torch.eye(len(gram), dtype=gram.dtype, device=gram.device))
+    found = torch.cholesky_solve(wide.T, root).T
     factors[k].copy_(found)
     _balance(factors, k)
-    # Of least squares: what it misses and what it holds are at right angles.
-    return total - float((found * wide).sum())
+    return total - 2 * float((found * wide).sum()) + float(((found.T @ found) * gram).sum())
 
 
 def _balance(factors: list[Tensor], k: int) -> None:

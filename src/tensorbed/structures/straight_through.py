@@ -230,6 +230,10 @@ class StraightThrough(Format):
         inner = getattr(structure, "inner", None)
         return self if inner is None else replace(self, format=self.format.sized_as(inner))
 
+    def sample(self, table: Tensor, structure: Structure) -> tuple[Tensor, Format]:
+        some, format = self.format.sample(table, getattr(structure, "inner", structure))
+        return some, replace(self, format=format)
+
     def fit(self, table: Tensor, budget: Budget) -> Fit:
         """That of the format, of a table itself."""
         return self.fit_to_use(table, budget, Use())
