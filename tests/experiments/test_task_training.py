@@ -306,6 +306,12 @@ def test_optimisers_go_by_name(settings, how, monkeypatch):
         run = Training(TASK, settings(optimizer=name, weight_decay=0.1), how(), lanes)
         assert type(run.optimizer.optimizer) is kind
         assert run.optimizer.param_groups[0]["weight_decay"] == 0.1
+    parted = [[p] for p in Training(TASK, settings(), how(), lanes).plain.parameters()][:2]
+    groups = [{"params": parted[0], "weight_decay": 0.0}, {"params": parted[1]}]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(TASK), "parameters", lambda self, settings, model: groups)
+        run = Training(TASK, settings(weight_decay=0.1), how(), lanes)
+    assert [group["weight_decay"] for group in run.optimizer.param_groups] == [0.0, 0.1]
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(ExperimentError, match="novograd needs pip install pytorch-optimizer"):
         Training(TASK, settings(optimizer="novograd"), how(), lanes)
