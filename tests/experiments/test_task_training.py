@@ -245,6 +245,12 @@ def test_a_checkpoint_of_something_else_is_refused_before_training(settings, how
     killed(monkeypatch, 5, settings(), how(checkpoint_steps=1))
     with pytest.raises(ExperimentError, match=r"is of another configuration: lr 0.01 \(now 0.5\)\. Give the same"):
         train(settings(lr=0.5), how(resume=True))
+    with pytest.raises(ExperimentError, match=r"is of another configuration: fsdp False \(now True\)"):
+        checkpoints(settings(), how(fsdp=True)).load()
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(ExperimentError, match=r"processes 1 \(now 2\)"):
+            checkpoints(settings(), how()).load()
     fewer = tmp_path / "fewer"
     small_files.sources(fewer)
     (fewer / "file_07.py").unlink()
