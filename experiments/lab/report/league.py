@@ -107,6 +107,7 @@ class Standings(Reported):
     def report(self) -> tuple[str, str]:
         """As a text and as a page."""
         title = f"{self.bench.task.texts['title']}: a league of formats"
-        drawn = pictures([(f"{self.split.capitalize()} {self.metric.name} against size", "", self.picture())])
+        seen = f"further right is smaller and {'higher' if self.metric.higher else 'lower'} is better."
+        drawn = pictures([(f"{self.split.capitalize()} {self.metric.name} against size", seen, self.picture())])
         colours = [look.colour for look in looks([formats.FULL, *self.names]).values()][1:]
         return document(title, NOTE, {"": [items(self.seen()), table(self.rows(), colours), drawn]})
