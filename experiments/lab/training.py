@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -297,7 +297,8 @@ def train(task: Task, settings: Settings, how: How) -> dict[str, Any]:
     name = f"{settings.dataset} {settings.row} seed {settings.seed}"
     with Display(task, [name], run.steps, main=main, logs=logs) as display, Interrupts() as interrupts:
         run.train(display.lines[0], interrupts, checkpoints)
-        tests, more = {}, {}
+        tests: dict[str, dict[str, float]] = {}
+        more: Mapping[str, Any] = {}
         if how.kind != "search":  # which looks at validation alone
             tests = {split: run.evaluate(split) for split in task.tests}
             with torch.no_grad():
