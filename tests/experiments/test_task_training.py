@@ -321,3 +321,13 @@ def test_optimisers_go_by_name(settings, how, monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(ExperimentError, match="novograd needs pip install pytorch-optimizer"):
         Training(TASK, settings(optimizer="novograd"), how(), lanes)
+
+
+def test_novograd_trains_and_goes_on_bit_for_bit(settings, how, tmp_path, monkeypatch):
+    pytest.importorskip("pytorch_optimizer")
+    row = settings(optimizer="novograd", weight_decay=0.01, lr=0.02)
+    whole = train(row, how(out=tmp_path / "whole"))
+    first, *_, last = whole["epochs"]
+    assert last["val_perplexity"] < first["val_perplexity"]
+    killed(monkeypatch, 7, row, how(checkpoint_steps=1))
+    assert losses(train(row, how(resume=True))) == losses(whole)
