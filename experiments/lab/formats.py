@@ -93,7 +93,7 @@ def made(text: str, sizes: dict[str, Any], rows: int, cols: int) -> Any:
         middle = (low * high) ** 0.5
         try:
             layer = tb.Embedding(rows, cols, _made(tree, {**sizes, "ratio": middle}), device="meta")
-            small_enough = 4 * rows * cols >= ratio * stored(layer).bytes(torch.float32)
+            small_enough = 4 * rows * cols >= ratio * stored(layer).structure.bytes(torch.float32)
         except ValueError:
             small_enough = True  # smaller than its parts can be
         low, high = (low, middle) if small_enough else (middle, high)
@@ -103,8 +103,8 @@ def made(text: str, sizes: dict[str, Any], rows: int, cols: int) -> Any:
 
 
 def stored(layer: Any) -> Any:
-    """The structure of a layer once training is over."""
-    return layer.packed().structure if hasattr(layer.structure, "packed") else layer.structure
+    """The layer that is kept once training is over."""
+    return layer.packed() if hasattr(layer.structure, "packed") else layer
 
 
 def label(text: str) -> str:

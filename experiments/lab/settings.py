@@ -29,7 +29,7 @@ _LIMITS = ("least", "above", "below", "choices")
 _NAME = re.compile(r"[\w=+-][\w=+.-]{0,99}", re.ASCII)  # a row's name is a folder's too
 _PLAIN: dict[Any, Any] = {str: str, bool: bool, int: int, float: (int, float), NoneType: NoneType}
 S = TypeVar("S", bound="Settings")
-types_of = cache(get_type_hints)  # thousands of lines are read
+types_of: Callable[[Any], dict[str, Any]] = cache(get_type_hints)  # thousands of lines are read
 
 
 def option(default: Any, help: str | None = None, **limits: Any) -> Any:

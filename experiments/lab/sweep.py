@@ -123,8 +123,9 @@ class Sweep(Places):
                         left = (time.monotonic() - begun) / done * (len(wanted) - done)
                         self.tell(cell, child.returncode, time.monotonic() - since, f"{done} of {len(wanted)}", left)
         except KeyboardInterrupt:
-            end_all(list(running))
             raise Stopped("stopped; the same command goes on where it was.") from None
+        finally:
+            end_all(list(running))
         return failed
 
     def tell(self, cell: Cell, code: int, seconds: float, place: str, left: float) -> None:

@@ -80,7 +80,7 @@ class Task(ABC):
 
     def ratio(self, model: nn.Module) -> float:
         """Bytes of all tables in full over the bytes of what is stored of them, without rows or biases beside them."""
-        kept = [stored(layer) for layer in tables(model)]
+        kept = [stored(layer).structure for layer in tables(model)]
         return float(sum(4 * each.rows * each.cols for each in kept) / sum(each.bytes(torch.float32) for each in kept))
 
     def after(self, run: Training) -> Mapping[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,6 +17,7 @@ from benchmarks.allocator import keep_freed_memory
 from experiments.lab.batches import Batch
 from experiments.lab.checkpoints import Checkpoints
 from experiments.lab.errors import Diverged, ExperimentError, Stopped
+from experiments.lab.formats import stored
 from experiments.lab.metrics import Evaluation
 from experiments.lab.optimisers import OPTIMIZERS, pace
 from experiments.lab.processes import Interrupts, accelerator_of, random_state, set_random_state
@@ -244,7 +245,6 @@ class Training:
         self.state.total = time.perf_counter() - self.begun
         content = {
             "data": self.data.sizes(),
-            "fsdp": self.how.fsdp,
             "model": self.model_state(),
             "optimizer": self.optimizer_state(),
             "scheduler": self.scheduler.state_dict(),
@@ -258,14 +258,6 @@ class Training:
 
     def restore(self, checkpoints: Checkpoints) -> None:
         content = checkpoints.load()
-        if content["fsdp"] != self.how.fsdp:
-            began = "with" if content["fsdp"] else "without"
-            raise ExperimentError(f"{checkpoints.path} is of a run {began} --fsdp; go on as it began.")
-        if len(content["processes"]) != self.processes:
-            raise ExperimentError(
-                f"{checkpoints.path} was written by {len(content['processes'])} processes, this run has "
-                f"{self.processes}; go on with as many."
-            )
         if content["data"] != self.data.sizes():
             raise ExperimentError(
                 f"{checkpoints.path} was made with other data: {content['data']}, now {self.data.sizes()}. "
@@ -305,7 +297,8 @@ def train(task: Task, settings: Settings, how: How) -> dict[str, Any]:
     name = f"{settings.dataset} {settings.row} seed {settings.seed}"
     with Display(task, [name], run.steps, main=main, logs=logs) as display, Interrupts() as interrupts:
         run.train(display.lines[0], interrupts, checkpoints)
-        tests, more = {}, {}
+        tests: dict[str, dict[str, float]] = {}
+        more: Mapping[str, Any] = {}
         if how.kind != "search":  # which looks at validation alone
             tests = {split: run.evaluate(split) for split in task.tests}
             with torch.no_grad():
@@ -324,10 +317,10 @@ def named(task: Task, settings: Settings) -> dict[str, Any]:
 def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
     """The line of results."""
     settings, state, task = run.settings, run.state, run.task
-    layers = tables(run.plain)
+    layers = [stored(layer) for layer in tables(run.plain)]
     structure = layers[0].structure
     full = [layer.structure.rows * layer.structure.cols for layer in layers]
-    stored = sum(numbers / layer.compression_ratio for numbers, layer in zip(full, layers, strict=True))
+    kept = sum(numbers / layer.compression_ratio for numbers, layer in zip(full, layers, strict=True))
     figures: dict[str, float | None] = {
         f"{split}_{metric.name}": None for split in task.tests for metric in task.metrics
     }
@@ -342,7 +335,7 @@ def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
         "table_parameters": sum(layer.structure.numel for layer in layers),
         "total_parameters": sum(tensor.numel() for tensor in run.plain.parameters()),
         "ratio": task.ratio(run.plain),  # as the task counts; the next one counts padding rows and biases too
-        "stored_ratio": sum(full) / stored,
+        "stored_ratio": sum(full) / kept,
         **{name: value for name, value in state.history[state.selected].items() if name.startswith("val_")},
         **figures,
         "selected_epoch": state.selected + 1,

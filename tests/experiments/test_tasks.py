@@ -220,8 +220,8 @@ def test_the_best_of_each_budget_is_named_beside_the_full_table(parity, tmp_path
     assert found.seen() == [
         "The full table has a pairs error of 0.500 (1 seed).",
         # The other had one seed, which may be chance.
-        "2 times smaller: tensor train is best of 2, 0.250 ± 0.071 (2 seeds), 25.0 points below it; then low rank, "
-        "0.100.",
+        "2 times smaller: tensor train is best of 2, 0.250 ± 0.071 (2 seeds), 25.0 points below the full table's; "
+        "then low rank, 0.100 (1 seed).",
     ]
     assert found.rows()[2] == ("tensor train", "0.250 ± 0.071")
     assert len(read(bench.file("league"))) == 4

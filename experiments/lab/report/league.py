@@ -20,6 +20,7 @@ NOTE = (
     "the full ones, counted in bytes. A cell without a run names the largest ratio that the format can have."
 )
 Key = tuple[str, float]  # format and budget
+WHOLE = (formats.FULL, 1.0)
 
 
 @dataclass(frozen=True)
@@ -60,37 +61,35 @@ class Standings(Reported):
         values = {of: self.lines[of, size][0][name] for of, size in self.points if size == budget}
         return sorted(values, key=lambda of: values[of], reverse=self.metric.higher)
 
-    def value(self, cell: Key) -> str:
-        """``59.1 ± 0.3``."""
+    def told(self, cell: Key, seeds: bool = True) -> str:
+        """``59.1 ± 0.3 (3 seeds)``."""
         point, written = self.points[cell], self.metric.written
-        return written(point.mean) + ("" if point.deviation is None else f" ± {written(point.deviation)}")
+        deviation = "" if point.deviation is None else f" ± {written(point.deviation)}"
+        return f"{written(point.mean)}{deviation}" + (f" ({counted(len(self.lines[cell]), 'seed')})" if seeds else "")
 
     def cell(self, cell: Key) -> str:
         if cell in self.points:
-            return self.value(cell)
+            return self.told(cell, seeds=False)
         record = next(iter(self.lines.get(cell, {0: {}}).values()))
         return f"at most {record['largest_ratio']:.4g}" if "largest_ratio" in record else "diverged" if record else ""
 
     def seen(self) -> list[str]:
         """The full table, and which formats are best at each budget; those that had more seeds come before others."""
-        full, said = (formats.FULL, 1.0), []
-        if full in self.points:
-            seeds = counted(len(self.lines[full]), "seed")
-            said.append(f"The full table has a {self.split} {self.metric.name} of {self.value(full)} ({seeds}).")
+        metric, full, said = self.metric, self.points.get(WHOLE), []
+        if full is not None:
+            said.append(f"The full table has a {self.split} {metric.name} of {self.told(WHOLE)}.")
         for budget in self.budgets:
-            sign = -1 if self.metric.higher else 1
             cells = [cell for cell in self.points if cell[1] == budget]
-            cells.sort(key=lambda cell: (-len(self.lines[cell]), sign * self.points[cell].mean))
-            if not cells:
-                continue
-            best, *others = cells
-            seeds = counted(len(self.lines[best]), "seed")
-            beside = f", {self.metric.told(self.points[best].mean, self.points[full].mean)} it" if said else ""
-            second = f"; then {formats.label(others[0][0])}, {self.value(others[0])}" if others else ""
-            said.append(
-                f"{budget:g} times smaller: {formats.label(best[0])} is best of {len(cells)}, {self.value(best)} "
-                f"({seeds}){beside}{second}."
-            )
+            cells.sort(key=lambda cell: self.points[cell].mean, reverse=metric.higher)
+            cells.sort(key=lambda cell: len(self.lines[cell]), reverse=True)
+            if cells:
+                best, *others = cells
+                beside = f", {metric.told(self.points[best].mean, full.mean)} the full table's" if full else ""
+                second = f"; then {formats.label(others[0][0])}, {self.told(others[0])}" if others else ""
+                name = formats.label(best[0])
+                said.append(
+                    f"{budget:g} times smaller: {name} is best of {len(cells)}, {self.told(best)}{beside}{second}."
+                )
         return said
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -108,6 +107,7 @@ class Standings(Reported):
     def report(self) -> tuple[str, str]:
         """As a text and as a page."""
         title = f"{self.bench.task.texts['title']}: a league of formats"
-        drawn = pictures([(f"{self.split.capitalize()} {self.metric.name} against size", "", self.picture())])
+        seen = f"further right is smaller and {'higher' if self.metric.higher else 'lower'} is better."
+        drawn = pictures([(f"{self.split.capitalize()} {self.metric.name} against size", seen, self.picture())])
         colours = [look.colour for look in looks([formats.FULL, *self.names]).values()][1:]
         return document(title, NOTE, {"": [items(self.seen()), table(self.rows(), colours), drawn]})
