@@ -33,16 +33,11 @@ def parsed_bytes(budget: str | int | None) -> int:
 
 @dataclass(frozen=True)
 class Limit:
-    """Bytes that all tables may take, and how that was asked for.
-
-    Attributes:
-        dense: bytes that they take as they are.
-        asked: the budget, or a ratio as a float.
-    """
+    """Bytes that all tables may take, and how that was asked for."""
 
     bytes: float
-    dense: int
-    asked: str | int | float
+    dense: int  # bytes that they take as they are
+    asked: str | int | float  # the budget, or a ratio as a float
 
     @classmethod
     def of(cls, budget: str | int | None, ratio: float | None, dense: int) -> Self:
@@ -53,10 +48,6 @@ class Limit:
             return cls(parsed_bytes(budget), dense, budget)
         ratio = require_number(ratio, "ratio", low=0)
         return cls(dense / ratio, dense, float(ratio))
-
-    @property
-    def ratio(self) -> float:
-        return self.dense / self.bytes
 
     def out_of_reach(self, least: int) -> str:
         """What was asked for and what there is, both as they were asked for and so that asking for that would do."""

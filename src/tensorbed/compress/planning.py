@@ -88,7 +88,7 @@ def plan(
     limit = Limit.of(budget, ratio, dense)
     measured = purpose == "pretrained" and not any(table.tensor.is_meta for table in tables.values())
     offers = [kind.candidates if measured else kind.candidates_to_train for kind in every_format()]
-    weighed = formats or [format for offered in offers for format in offered(limit.ratio)]
+    weighed = formats or [format for offered in offers for format in offered(dense / limit.bytes)]
     for name, table in tables.items():
         with naming(name):
             table.weigh(weighed)
@@ -96,18 +96,12 @@ def plan(
     heads = [name for name, table in tables.items() if table.scores]
     if careful and measured and formats is None and heads:
         for name in heads:
-            tables[name].bound = [(option, s) for option, s in tables[name].bound if option.format.suits_heads]
+            tables[name].bound = [pair for pair in tables[name].bound if pair[0].format.suits_heads]
         if (least := _least(tables)) > limit.bytes:
             raise SpoilsHeadsError(limit.out_of_reach(least), heads, dense / least)
     if measured:
         _require_reach(tables, limit, _measure(tables))
-    options = {
-        name: (
-            Option(plain_format(), table.tensor.nbytes, 1.0, 0.0 if measured else None),
-            *(option for option, _ in table.bound),
-        )
-        for name, table in tables.items()
-    }
+    options = {name: table.options(0.0 if measured else None) for name, table in tables.items()}
     sizes = {name: (int(table.tensor.shape[0]), int(table.tensor.shape[1])) for name, table in tables.items()}
     same_rows_as = {weight.name: weight.same_rows_as for weight in weights if weight.same_rows_as is not None}
     return Plan(sizes, _chosen(options, limit.bytes), options, limit.bytes, dense, same_rows_as)
@@ -115,19 +109,12 @@ def plan(
 
 @dataclass
 class _Table:
-    """One to be planned.
+    """One to be planned."""
 
-    Attributes:
-        tensor: its weight, on the meta device where only its size is known.
-        reserved: bytes that are stored besides, the row of a ``padding_idx``.
-        scores: whether it is a head, or shares its table with one.
-        bound: its options, and what it would be.
-    """
-
-    tensor: Tensor
-    reserved: int = 0
-    scores: bool = False
-    bound: list[tuple[Option, Structure]] = field(default_factory=list)
+    tensor: Tensor  # its weight, on the meta device where only its size is known
+    reserved: int = 0  # bytes that are stored besides, the row of a padding_idx
+    scores: bool = False  # whether it is a head, or shares its table with one
+    bound: list[tuple[Option, Structure]] = field(default_factory=list)  # its options, and what it would be
 
     def weigh(self, formats: Sequence[Format]) -> None:
         """Take the formats that it can have; none where it is too small for each of them."""
@@ -150,6 +137,10 @@ class _Table:
         if unsuited and not self.bound:
             raise unsuited[0]
 
+    def options(self, error: float | None = None) -> tuple[Option, ...]:
+        """All, the table as it is first, whose error is given."""
+        return Option(plain_format(), self.tensor.nbytes, 1.0, error), *(option for option, _ in self.bound)
+
 
 class SpoilsHeadsError(ValueError):
     """A budget that only formats keep which spoil a vocabulary head; ``ratio`` is what the others reach."""
@@ -164,7 +155,7 @@ class SpoilsHeadsError(ValueError):
 
 
 def _least(tables: Mapping[str, _Table]) -> int:
-    return sum(min([table.tensor.nbytes, *(one.bytes for one, _ in table.bound)]) for table in tables.values())
+    return sum(min(option.bytes for option in table.options()) for table in tables.values())
 
 
 def _require_reach(tables: Mapping[str, _Table], limit: Limit, refusals: Sequence[str] = ()) -> None:
@@ -268,8 +259,7 @@ def _better(
     most = max((gain for gain, *_ in gains), default=0.0)
     alike = [change for change in gains if 0 < most * (1 - _ALIKE) <= change[0]]
     # The name that gives up first is given back last.
-    _, _, name, other = max(alike, key=lambda change: (-change[1], change[2]), default=(0.0, 0, "", None))
-    return None if other is None else (name, other)
+    return max(alike, key=lambda change: (-change[1], change[2]))[2:] if alike else None
 
 
 def _price(one: Option, other: Option) -> float:

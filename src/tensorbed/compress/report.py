@@ -33,6 +33,10 @@ class Option:
     ratio: float
     error: float | None
 
+    def cells(self) -> tuple[str, ...]:
+        """For people."""
+        return repr(self.format), megabytes(self.bytes), f"{self.ratio:,.1f}", _error(self.error)
+
 
 @dataclass(frozen=True)
 class Plan(Mapping[str, Format | None]):
@@ -98,18 +102,8 @@ class Plan(Mapping[str, Format | None]):
     def cells(self) -> list[tuple[str, ...]]:
         """A table for people: a head, a row for each table, and all of them together."""
         head = ("table", "size", "format", "MB", "ratio", "error")
-        rows = [
-            (
-                name,
-                "{:,} x {:,}".format(*self.sizes[name]),
-                repr(one.format),
-                _megabytes(one.bytes),
-                f"{one.ratio:,.1f}",
-                _error(one.error),
-            )
-            for name, one in self.chosen.items()
-        ]
-        total = ("all", "", "", _megabytes(self.bytes), f"{self.dense / max(1, self.bytes):,.1f}", "")
+        rows = [(name, "{:,} x {:,}".format(*self.sizes[name]), *one.cells()) for name, one in self.chosen.items()]
+        total = ("all", "", "", megabytes(self.bytes), f"{self.dense / max(1, self.bytes):,.1f}", "")
         return [head, *rows, total]
 
     def __str__(self) -> str:
@@ -168,6 +162,11 @@ class Entry:
     def ratio(self) -> float:
         return self.bytes_before / self.bytes_after
 
+    def cells(self) -> tuple[str, ...]:
+        """For people: names, size, format, sizes before and after, ratio, error."""
+        names, size = " = ".join(self.names), f"{self.rows:,} x {self.cols:,}"
+        return names, size, self.format, *_before_and_after(self), f"{self.ratio:,.1f}", _error(self.error)
+
 
 @dataclass(frozen=True)
 class Report:
@@ -214,24 +213,10 @@ class Report:
         return {**asdict(self), "entries": entries, "ratio": self.ratio, **said}
 
     def _cells(self) -> list[Sequence[str]]:
-        sizes_before_and_after = ("numbers before", "numbers after", "MB before", "MB after")
-        head = ("table", "size", "format", *sizes_before_and_after, "ratio", "fit error")
-        rows = [
-            (
-                " = ".join(e.names),
-                f"{e.rows:,} x {e.cols:,}",
-                e.format,
-                f"{e.numbers_before:,}",
-                f"{e.numbers_after:,}",
-                _megabytes(e.bytes_before),
-                _megabytes(e.bytes_after),
-                f"{e.ratio:,.1f}",
-                _error(e.error),
-            )
-            for e in self.entries
-        ]
-        sizes = (_megabytes(self.bytes_before), _megabytes(self.bytes_after), f"{self.ratio:,.2f}", "")
-        return [head, *rows, ("model", "", "", f"{self.numbers_before:,}", f"{self.numbers_after:,}", *sizes)]
+        before_and_after = ("numbers before", "numbers after", "MB before", "MB after")
+        head = ("table", "size", "format", *before_and_after, "ratio", "fit error")
+        model = ("model", "", "", *_before_and_after(self), f"{self.ratio:,.2f}", "")
+        return [head, *(entry.cells() for entry in self.entries), model]
 
     def __str__(self) -> str:
         return "\n".join([*aligned(self._cells(), "<<<>>>>>>"), *self._said()])
@@ -279,7 +264,13 @@ def note_on_size(name: str, rows: int, table: str) -> str:
     )
 
 
-def _megabytes(count: int) -> str:
+def _before_and_after(sizes: Entry | Report) -> tuple[str, ...]:
+    numbers = f"{sizes.numbers_before:,}", f"{sizes.numbers_after:,}"
+    return *numbers, megabytes(sizes.bytes_before), megabytes(sizes.bytes_after)
+
+
+def megabytes(count: int) -> str:
+    """For people."""
     return f"{count / 1e6:,.2f}"
 
 
