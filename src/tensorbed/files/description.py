@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorbed.checks import require_number
+from tensorbed.checks import require_bool, require_number
 from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding, check_mode
 from tensorbed.nn.head import Head
 from tensorbed.nn.options import check_options
@@ -149,14 +149,12 @@ def rebuilt(description: Mapping[str, Any], device: torch.device | str | None = 
 
 def _check_options(kind: type[StructuredTable], options: Mapping[str, Any]) -> None:
     """As strict as the layer's own constructor: all that it asks, of the type that it asks."""
-    needed = set(_options_of(kind))
-    if unknown := set(options) - needed - {_OPTIONAL}:
-        raise ValueError(f"unknown options {', '.join(sorted(unknown))}")
-    if lacking := needed - set(options):
-        raise ValueError(f"without options {', '.join(sorted(lacking))}")
-    for name in _FLAGS:
-        if name in options and not isinstance(options[name], bool):
-            raise TypeError(f"{name} must be true or false, got {options[name]!r}")
+    needed, given = set(_options_of(kind)), set(options)
+    for what, names in (("unknown", given - needed - {_OPTIONAL}), ("without", needed - given)):
+        if names:
+            raise ValueError(f"{what} options {', '.join(sorted(names))}")
+    for name in given.intersection(_FLAGS):
+        require_bool(options[name], name)
     check_options(std=options["std"])
     if "mode" in options:
         check_mode(options["mode"], options["scale_grad_by_freq"])
