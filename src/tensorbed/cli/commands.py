@@ -21,8 +21,8 @@ from tensorbed._version import __version__
 from tensorbed.checks import require_number
 from tensorbed.cli import terminal
 from tensorbed.cli.inspection import inspect as look_into
-from tensorbed.compress.budgets import DEFAULT_RATIO, parsed_bytes
 from tensorbed.compress.finding import MIN_ROWS
+from tensorbed.compress.planning import DEFAULT_RATIO, parsed_bytes
 from tensorbed.compress.planning import plan as make_plan
 from tensorbed.info import info as collect
 from tensorbed.structures import Format
@@ -206,7 +206,7 @@ def compress(
         budget=budget,
         min_rows=min_rows,
         skip=skip or (),
-        untie=untie,
+        tied="untie" if untie else "keep",
         include_heads=not no_heads,
         force=force,
         calibrate=texts,
@@ -244,10 +244,8 @@ def _check_size(ratio: float | None, budget: str | None) -> None:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if ratio is not None and ratio <= 1:
-        raise typer.BadParameter(
-            f"--ratio {ratio:g} makes nothing smaller: give how many times smaller the tables shall be, for instance "
-            "--ratio 7."
-        )
+        fix = "give how many times smaller the tables shall be, for instance --ratio 7"
+        raise typer.BadParameter(f"--ratio {ratio:g} makes nothing smaller: {fix}.")
 
 
 @app.command()

@@ -9,18 +9,17 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
 
-from tensorbed.compress.budgets import DEFAULT_RATIO, parsed_bytes
 from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables
-from tensorbed.compress.planning import SpoilsHeadsError, plan
+from tensorbed.compress.planning import DEFAULT_RATIO, SpoilsHeadsError, parsed_bytes, plan
 from tensorbed.compress.replacing import compress_
 from tensorbed.compress.report import Plan, Report, why_nothing
 from tensorbed.integrations.transformers import folders
-from tensorbed.integrations.transformers.cards import note_on, write_note
+from tensorbed.integrations.transformers.cards import file_bytes, note_on, write_note
 from tensorbed.integrations.transformers.placing import check_space, check_target, megabytes, put_in_place
 from tensorbed.nn.head import Head
 from tensorbed.progress import track
@@ -62,16 +61,13 @@ def compress_folder(
     *,
     ratio: float | None = None,
     budget: str | int | None = None,
-    min_rows: int = MIN_ROWS,
-    skip: Sequence[str] = (),
-    untie: bool = False,
-    include_heads: bool = True,
     force: bool = False,
     calibrate: Sequence[str] | None = None,
     careful: bool = True,
     dtype: torch.dtype | None = None,
     tell: Callable[[str], None] | None = None,
     hub_name: str | None = None,
+    **where: Any,
 ) -> CompressedFolder:
     """Compress the model of a folder into another, which has the tokenizer and all small files of the first.
 
@@ -84,7 +80,9 @@ def compress_folder(
         dtype: of the model, by default that of its file; ratios are counted from it.
         tell: called with what the user should know before the work begins.
         hub_name: of the model on the Hub, where ``source`` is its folder in the cache.
+        where: which tables, ``min_rows``, ``skip``, ``tied`` and ``include_heads`` of :func:`tensorbed.compress_`.
     """
+    where = {"min_rows": MIN_ROWS, "skip": (), "tied": "keep", "include_heads": True, **where}
     source, out = Path(source), Path(out)
     named = source if hub_name is None else Path(hub_name)
     folder = folders.opened(source)
@@ -94,20 +92,23 @@ def compress_folder(
     folders.refuse_adapter(folder.place)
     files, notes_on_files = folders.rest_of(folder)
     model, notes = folders.load_model(folder, dtype)
-    where: Any = {"min_rows": min_rows, "skip": tuple(skip), "tied": "untie" if untie else "keep"}
-    where["include_heads"] = include_heads
     weights, left = found_tables(model, format or plain_format(), **where)
     if not weights:
         raise ValueError(f"{named}: nothing can be compressed: {why_nothing(left)}")
-    size = expected_size(model, weights, format, ratio, budget, untie)
-    check_space(out, size.after + sum((source / file).stat().st_size for file in files))
+    asked = {"ratio": ratio, "budget": budget, **where}
+    before, after = expected_size(model, weights, format, asked)
+    check_space(out, after + sum((source / file).stat().st_size for file in files))
+    dtype_name = str(model.dtype).removeprefix("torch.")
     if folder.gguf and tell is not None:
-        tell(_note_on_unpacking(folder, out, size, model.dtype))
+        smaller = ", or about half of that with --dtype bfloat16" if model.dtype.itemsize > 2 else ""
+        tell(
+            f"{folder.gguf} is unpacked: {megabytes(folder.weight_bytes)} become {megabytes(before)} in {dtype_name}, "
+            f"of which the tables alone are compressed; {out} will take about {megabytes(after)}{smaller}."
+        )
     # Of a GGUF file it is written anew: whether that can be shall be known before the fit.
     tokenizer: Any = folders.load_tokenizer(folder) if folder.gguf or calibrate is not None else None
     read = None if calibrate is None else _reader(folder, tokenizer, calibrate)
-    sizes = {"ratio": ratio, "budget": budget}
-    formats: Formats = format or planned(model, {**sizes, **where}, careful=careful and read is None)
+    formats: Formats = format or planned(model, asked, careful=careful and read is None)
     if isinstance(formats, Plan):
         notes += formats.notes
         if not any(formats.values()):
@@ -128,8 +129,7 @@ def compress_folder(
         type(model).save_pretrained(model, part / folder.inside)  # its own, without a note on this folder
         if folder.gguf:
             tokenizer.save_pretrained(part / folder.inside)
-        of_sentences = folder.modules is not None
-        write_note(part, note_on(model, out.resolve().name, of_sentences=of_sentences, source=hub_name))
+        write_note(part, note_on(model, out.resolve().name, folder.modules is not None, hub_name))
     return CompressedFolder(
         source=named,
         out=out,
@@ -137,51 +137,32 @@ def compress_folder(
         disk_before=folder.weight_bytes,
         disk_after=folders.opened(out).weight_bytes,
         notes=(*notes, *notes_on_files),
-        unpacked=size.before if folder.gguf else None,
-        dtype=str(model.dtype).removeprefix("torch."),
+        unpacked=before if folder.gguf else None,
+        dtype=dtype_name,
     )
 
 
-class ExpectedSize(NamedTuple):
-    """Bytes of a model's weights before it is compressed and, as far as can be told without a fit, after."""
-
-    before: int
-    after: int
-
-
 def expected_size(
-    model: nn.Module,
-    weights: Sequence[Weight],
-    format: Format | None,
-    ratio: float | None,
-    budget: str | int | None,
-    untie: bool,
-) -> ExpectedSize:
-    """Sizes of a format are known; of one to be chosen, what it has to keep to."""
+    model: nn.Module, weights: Sequence[Weight], format: Format | None, asked: Mapping[str, Any]
+) -> tuple[int, int]:
+    """Bytes of a model's weights before and after: of a format as it is, of one to be chosen what it has to keep to."""
     dense = kept = after = 0
     for weight in weights:
-        (rows, cols), dtype, places = weight.tensor.shape, weight.tensor.dtype, weight.places
+        (rows, cols), dtype = weight.tensor.shape, weight.tensor.dtype
         dense += weight.tensor.nbytes
-        inside = {id(module) for module in places.values()}
+        inside = {id(module) for module in weight.places.values()}
         others = (module for module in model.modules() if id(module) not in inside)
         if any(parameter is weight.tensor for module in others for parameter in module._parameters.values()):
             kept += weight.tensor.nbytes  # a layer that is not compressed goes on with it, its tie broken
         if format is not None:
             with suppress(ValueError):  # the fit will say why
-                after += format.bind(Budget(rows, cols, dtype)).bytes(dtype) * (len(places) if untie else 1)
-    if format is None:
-        after = int(dense / (ratio or _default_ratio(model))) if budget is None else min(dense, parsed_bytes(budget))
-    before = sum({id(t): t.nbytes for t in model.state_dict(keep_vars=True).values()}.values())
-    return ExpectedSize(before, before - dense + kept + after)
-
-
-def _note_on_unpacking(folder: folders.Folder, out: Path, size: ExpectedSize, dtype: torch.dtype) -> str:
-    smaller = ", or about half of that with --dtype bfloat16" if dtype.itemsize > 2 else ""
-    return (
-        f"{folder.gguf} is unpacked: {megabytes(folder.weight_bytes)} become {megabytes(size.before)} in "
-        f"{str(dtype).removeprefix('torch.')}, of which the tables alone are compressed; {out} will take about "
-        f"{megabytes(size.after)}{smaller}."
-    )
+                after += format.bind(Budget(rows, cols, dtype)).bytes(dtype) * len(weight.groups(asked["tied"]))
+    if format is None and asked["budget"] is not None:
+        after = min(dense, parsed_bytes(asked["budget"]))
+    elif format is None:
+        after = int(dense / (asked["ratio"] or _default_ratio(model)))
+    before = file_bytes(model)
+    return before, before - dense + kept + after
 
 
 def _reader(folder: folders.Folder, tokenizer: Any, texts: Sequence[str]) -> Callable[[Any], None]:
@@ -209,14 +190,12 @@ def _default_ratio(model: Any) -> float:
 
 def planned(model: nn.Module, where: Mapping[str, Any], *, careful: bool) -> Plan:
     """Formats that suit heads, without a ratio or a budget whatever they reach; others where nobody is careful."""
-    if where["ratio"] is None and where["budget"] is None:
-        try:
-            return plan(model, **{**where, "ratio": _default_ratio(model)})
-        except SpoilsHeadsError as refusal:
-            return plan(model, **{**where, "ratio": refusal.ratio * (1 - 1e-9)})
+    unasked = where["ratio"] is None and where["budget"] is None
     try:
-        return plan(model, **where)
+        return plan(model, **({**where, "ratio": _default_ratio(model)} if unasked else where))
     except SpoilsHeadsError as refusal:
+        if unasked:
+            return plan(model, **{**where, "ratio": refusal.ratio * (1 - 1e-9)})
         if careful:
             raise ValueError(f"{refusal.reach} {refusal.heads} {_WAYS_OUT}") from None
         return plan(model, **where, careful=False)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import signature
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -97,9 +97,7 @@ def header_entry(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[st
 
 
 def check_files(
-    config: TensorbedConfig,
-    files: Iterable[str | os.PathLike[str]],
-    layers: Mapping[str, StructuredTable] = MappingProxyType({}),
+    config: TensorbedConfig, files: Iterable[str | Path], layers: Mapping[str, StructuredTable] = MappingProxyType({})
 ) -> None:
     """Refuse files that are damaged or of another model; a note where something has no checksum, or cannot be found.
 
@@ -112,7 +110,7 @@ def check_files(
         for spec in layer.structure.tensors()
     }
     text, unchecked = config.text(), []
-    written: dict[str, str | os.PathLike[str]] = {}  # checksums, and which file has them
+    written: dict[str, str | Path] = {}  # checksums, and which file has them
     compared = set()
     for path in files:
         if not str(path).endswith(".safetensors"):
@@ -122,10 +120,8 @@ def check_files(
             checksums, stored = Checksums.read(file.metadata() or {}, path), set(file.keys())
             for name in config.layers or {}:
                 if f"{name}.weight" in stored and 0 not in file.get_slice(f"{name}.weight").get_shape():
-                    raise ValueError(
-                        f"{path} has the dense {name}.weight, but config.json describes a compressed layer; it is the "
-                        "config of another model: remove its quantization_config."
-                    )
+                    why = "but config.json, which is another model's, describes a compressed layer"
+                    raise ValueError(f"{path} has the dense {name}.weight, {why}; remove its quantization_config.")
             for key in is_float.keys() & stored:
                 dtype = file.get_slice(key).get_dtype()
                 if dtype.startswith(("F", "BF")) != is_float[key]:

@@ -323,10 +323,8 @@ def _why_left(folder: Folder, file: PurePath) -> str:
 def _check_file_link(folder: Folder, file: PurePath) -> None:
     path = folder.root / file
     if leads_outside(folder.root, path):
-        raise ValueError(
-            f"{file} is a link to {os.path.realpath(path)}, outside of {folder.root}; put the file itself there, or "
-            "remove the link."
-        )
+        outside = f"{os.path.realpath(path)}, outside of {folder.root}"
+        raise ValueError(f"{file} is a link to {outside}; put the file itself there, or remove the link.")
 
 
 def left_of(out: Path) -> Path | None:
