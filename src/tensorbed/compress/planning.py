@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
-from typing import Self
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -92,26 +92,29 @@ def plan(
             raise ValueError(f"there is nothing to plan: {why_nothing(left)}")
     tables = _to_compress(weights, tied) if isinstance(model, nn.Module) else _empty(model)
     dense = sum({id(table.tensor): table.tensor.nbytes for table in tables.values()}.values())
-    limit = Limit.of(budget, ratio, dense)
+    if (budget is None) == (ratio is None):
+        raise ValueError("give a budget, for instance budget='20MB', or a ratio, and not both.")
+    allowed = parsed_bytes(budget) if ratio is None else dense / require_number(ratio, "ratio", low=0)
+    out_of_reach = partial(_out_of_reach, budget, ratio, dense)
     measured = purpose == "pretrained" and not any(table.tensor.is_meta for table in tables.values())
     offers = [kind.candidates if measured else kind.candidates_to_train for kind in every_format()]
-    weighed = formats or [format for offered in offers for format in offered(dense / limit.bytes)]
+    weighed = formats or [format for offered in offers for format in offered(dense / allowed)]
     for name, table in tables.items():
         with naming(name):
             table.weigh(weighed)
-    _require_reach(tables, limit)
+    _require_reach(tables, allowed, out_of_reach)
     heads = [name for name, table in tables.items() if table.scores]
     if careful and measured and formats is None and heads:
         for name in heads:
             tables[name].bound = [pair for pair in tables[name].bound if pair[0].format.suits_heads]
-        if (least := _least(tables)) > limit.bytes:
-            raise SpoilsHeadsError(limit.out_of_reach(least), heads, dense / least)
+        if (least := _least(tables)) > allowed:
+            raise SpoilsHeadsError(out_of_reach(least), heads, dense / least)
     if measured:
-        _require_reach(tables, limit, _measure(tables))
+        _require_reach(tables, allowed, out_of_reach, _measure(tables))
     options = {name: table.options(0.0 if measured else None) for name, table in tables.items()}
     sizes = {name: (int(table.tensor.shape[0]), int(table.tensor.shape[1])) for name, table in tables.items()}
     same_rows_as = {weight.name: weight.same_rows_as for weight in weights if weight.same_rows_as is not None}
-    return Plan(sizes, _chosen(options, limit.bytes), options, limit.bytes, dense, same_rows_as)
+    return Plan(sizes, _chosen(options, allowed), options, allowed, dense, same_rows_as)
 
 
 @dataclass
@@ -165,10 +168,12 @@ def _least(tables: Mapping[str, _Table]) -> int:
     return sum(min(option.bytes for option in table.options()) for table in tables.values())
 
 
-def _require_reach(tables: Mapping[str, _Table], limit: Limit, refusals: Sequence[str] = ()) -> None:
-    if (least := _least(tables)) > limit.bytes:
+def _require_reach(
+    tables: Mapping[str, _Table], allowed: float, out_of_reach: Callable[[int], str], refusals: Sequence[str] = ()
+) -> None:
+    if (least := _least(tables)) > allowed:
         advice = "Ask for no smaller tables, or give formats= that are smaller."
-        raise ValueError(" ".join([limit.out_of_reach(least), advice, *refusals[:1]]))
+        raise ValueError(" ".join([out_of_reach(least), advice, *refusals[:1]]))
 
 
 def _check_formats(formats: object) -> None:
@@ -295,40 +300,22 @@ def parsed_bytes(budget: str | int | None) -> int:
     return count
 
 
-@dataclass(frozen=True)
-class Limit:
-    """Bytes that all tables may take, and how that was asked for."""
-
-    bytes: float
-    dense: int  # bytes that they take as they are
-    asked: str | int | float  # the budget, or a ratio as a float
-
-    @classmethod
-    def of(cls, budget: str | int | None, ratio: float | None, dense: int) -> Self:
-        """One of both is given."""
-        if (budget is None) == (ratio is None):
-            raise ValueError("give a budget, for instance budget='20MB', or a ratio, and not both.")
-        if budget is not None:
-            return cls(parsed_bytes(budget), dense, budget)
-        ratio = require_number(ratio, "ratio", low=0)
-        return cls(dense / ratio, dense, float(ratio))
-
-    def out_of_reach(self, least: int) -> str:
-        """What was asked for and what there is, both as they were asked for and so that asking for that would do."""
-        ratio = _rounded(Decimal(self.dense) / least, ROUND_FLOOR)
-        if isinstance(self.asked, float):
-            return (
-                f"A ratio of {self.asked:g} is out of reach: with the formats weighed all tables together become "
-                f"{ratio} times smaller at the most."
-            )
-        given, there = f"{int(self.bytes):,} bytes", f"{least:,} bytes"
-        match = _BUDGET.fullmatch(str(self.asked))
-        if match is not None and (unit := match[2]):
-            given, there = match[0].strip(), f"{_rounded(Decimal(least) / _UNITS[unit.lower()], ROUND_CEILING)} {unit}"
+def _out_of_reach(budget: str | int | None, ratio: float | None, dense: int, least: int) -> str:
+    """What was asked for and what there is, both as they were asked for and so that asking for that would do."""
+    most = _rounded(Decimal(dense) / least, ROUND_FLOOR)
+    if ratio is not None:
         return (
-            f"A budget of {given} is out of reach: with the formats weighed all tables together take {there} at the "
-            f"least, a ratio of {ratio}."
+            f"A ratio of {float(ratio):g} is out of reach: with the formats weighed all tables together become {most} "
+            "times smaller at the most."
         )
+    given, there = f"{parsed_bytes(budget):,} bytes", f"{least:,} bytes"
+    match = _BUDGET.fullmatch(str(budget))
+    if match is not None and (unit := match[2]):
+        given, there = match[0].strip(), f"{_rounded(Decimal(least) / _UNITS[unit.lower()], ROUND_CEILING)} {unit}"
+    return (
+        f"A budget of {given} is out of reach: with the formats weighed all tables together take {there} at the least, "
+        f"a ratio of {most}."
+    )
 
 
 def _rounded(number: Decimal, way: str) -> str:
