@@ -4,8 +4,6 @@ Results go to standard output, what went wrong and progress to standard error. E
 failed, with the reason, 2 wrong usage, 130 interrupted.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -4,8 +4,6 @@ Everything goes through :func:`say` or the console here, which show what a file 
 never obey it: no control characters, and no markup.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import shlex

@@ -1,7 +1,5 @@
 """The tables and vocabulary heads of a model, which formats they are given, and why others stay."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Choosing a format for every table of a model under a budget or a ratio, by measured error or by rule."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """Compressing the tables of a model in place, their use recorded before if asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layers with more rows or fewer, for vocabularies that grow."""
 
-from __future__ import annotations
-
 import copy
 from typing import TypeVar
 

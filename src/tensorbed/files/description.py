@@ -1,7 +1,5 @@
 """Layers as plain data and back: what files and configs keep of a layer besides its tensors, and whose these are."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping
 from contextlib import suppress

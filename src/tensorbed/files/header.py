@@ -1,7 +1,5 @@
 """What a file of this library holds: read from its header, and refused with the reason where that is not sound."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

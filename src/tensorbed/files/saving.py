@@ -1,7 +1,5 @@
 """Layers and models in files: safetensors with a description in the header, written whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

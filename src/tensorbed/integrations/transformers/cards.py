@@ -1,7 +1,5 @@
 """A note at the top of the model card of a compressed model: what it is, and the lines that load it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

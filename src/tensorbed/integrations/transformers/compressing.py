@@ -1,7 +1,5 @@
 """A folder of a model into a folder of the compressed model."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """What ``config.json`` keeps of a compressed model, and checksums of its tables, in the header of each file."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterable, Mapping, Sequence

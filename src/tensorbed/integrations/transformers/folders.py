@@ -1,7 +1,5 @@
 """Folders of models: what is in one, its model and tokenizer, and its other files."""
 
-from __future__ import annotations
-
 import glob
 import json
 import os

@@ -1,7 +1,5 @@
 """Models of the Hugging Face Hub, by the name that they have there: fetched into its cache, or found in it."""
 
-from __future__ import annotations
-
 import glob
 import os
 import re

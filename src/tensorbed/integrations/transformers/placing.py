@@ -1,7 +1,5 @@
 """A new folder: checked before any work is done, written beside itself, and put in place when it is complete."""
 
-from __future__ import annotations
-
 import errno
 import secrets
 import shutil

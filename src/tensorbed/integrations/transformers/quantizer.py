@@ -1,7 +1,5 @@
 """The quantisation method ``tensorbed`` of transformers: our layers put into a model before its file is read."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable, Iterable, Mapping

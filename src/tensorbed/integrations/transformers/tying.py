@@ -1,7 +1,5 @@
 """Layers as transformers ties them, by a map of parameter names, which has to name ours, and as it resizes them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection, Mapping
 from typing import Any

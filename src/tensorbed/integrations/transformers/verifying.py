@@ -1,7 +1,5 @@
 """Two folders of one model, one of them compressed: how far apart their outputs are on texts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
