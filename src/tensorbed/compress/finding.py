@@ -70,9 +70,8 @@ class _Search:
         self, model: nn.Module, format: Formats, min_rows: int, skip: Sequence[str], include_heads: bool
     ) -> None:
         self.min_rows, self.skip, self.include_heads = min_rows, skip, include_heads
-        self.planned, self.by_pattern = isinstance(format, Plan), not isinstance(format, Format)
+        self.plan, self.by_pattern = format if isinstance(format, Plan) else None, not isinstance(format, Format)
         self.formats: Mapping[str, Format | None] = {"*": format} if isinstance(format, Format) else format
-        self.used: set[str | None] = set()  # of the patterns
         self.modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
         self.tables = [n for n, module in self.modules.items() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
         self.linears = [name for name, module in self.modules.items() if type(module) is nn.Linear]
@@ -82,7 +81,7 @@ class _Search:
         self.declared_ids = {id(head) for heads in self.declared.values() for head in heads}
         self.found: dict[int, Weight] = {}
         self.left = {name: "compressed already" for name in done if self.pattern(name) is not None}
-        self.used |= {self.pattern(name) for name in self.all_tables}
+        self.used = {self.pattern(name) for name in self.all_tables}  # of the patterns
 
     def pattern(self, name: str) -> str | None:
         """The first that matches."""
@@ -106,7 +105,9 @@ class _Search:
         """One more place of a weight, by default with the format of the first."""
         module = self.modules[name]
         _refuse_irreplaceable(name, module)
-        weight = self.found.setdefault(id(module.weight), Weight(module.weight))
+        # A plan names heads that nobody named to it.
+        same_rows_as = None if self.plan is None else self.plan.same_rows_as.get(name)
+        weight = self.found.setdefault(id(module.weight), Weight(module.weight, same_rows_as))
         weight.formats[name] = format or next(iter(weight.formats.values()))
         weight.places[name] = module
 
@@ -135,9 +136,9 @@ class _Search:
         rows = int(self.modules[name].weight.shape[0])
         few = None if rows >= self.min_rows else self._too_few(rows)
         if self.is_refused(name):
-            return "kept dense by the plan" if self.planned else "its format is None"
+            return "kept dense by the plan" if self.plan is not None else "its format is None"
         if self.pattern(name) is None:  # small tables are in no plan
-            return (few or "not in the plan") if self.planned else "no pattern matches it"
+            return (few or "not in the plan") if self.plan is not None else "no pattern matches it"
         return None if self.pattern(name) == name else few
 
     def _too_few(self, rows: int) -> str:
@@ -225,8 +226,8 @@ class _Search:
     def refuse_useless_skips(self) -> None:
         """A name that is skipped and that nothing has is misspelt, and its table would be compressed in silence."""
         rows = {self.modules[table].num_embeddings for table in self.tables}
-        linears = [(name, self.modules[name]) for name in self.linears]
-        heads = [name for name, one in linears if id(one) in self.declared_ids or one.out_features in rows]
+        linears = {name: self.modules[name] for name in self.linears}
+        heads = [name for name, one in linears.items() if id(one) in self.declared_ids or one.out_features in rows]
         known = [*self.all_tables, *heads]
         for pattern in self.skip:
             if not any(matches(name, pattern) for name in known):

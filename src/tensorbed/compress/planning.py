@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from functools import partial
 
 import torch
@@ -318,6 +318,4 @@ def _out_of_reach(budget: str | int | None, ratio: float | None, dense: int, lea
 
 def _rounded(number: Decimal, way: str) -> str:
     """To a few digits, without zeros at the end."""
-    step = Decimal(1).scaleb(number.adjusted() + 1 - _DIGITS)
-    text = f"{number.quantize(step, way):f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    return f"{Context(_DIGITS, way).create_decimal(number).normalize():f}"

@@ -162,14 +162,10 @@ def put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
     """Set modules by their full names, all or, where the model refuses one, none."""
     before = {name: model.get_submodule(name) for name in layers}
     try:
-        _set(model, layers)
+        for name, layer in layers.items():
+            model.set_submodule(name, layer)
     except Exception:
         with suppress(Exception):
-            _set(model, before)
+            for name, layer in before.items():
+                model.set_submodule(name, layer)
         raise
-
-
-def _set(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
-    for name, layer in layers.items():
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, layer)

@@ -162,11 +162,8 @@ def _outputs(model: PreTrainedModel, tokens: Tensor, mask: Tensor, heads: bool) 
     options: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask}
     options |= {"use_cache": False} if heads else {}
     seen: list[Tensor] = []
-    hook = model.base_model.register_forward_hook(lambda module, given, found: seen.append(found[0]))
-    try:
+    with model.base_model.register_forward_hook(lambda module, given, found: seen.append(found[0])):
         found = model(**options)
-    finally:
-        hook.remove()
     # Some models call what is inside their base model and not itself.
     hidden = seen[0] if seen else model(**options, output_hidden_states=True).hidden_states[-1]
     return hidden, found.logits if heads else None
