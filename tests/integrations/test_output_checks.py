@@ -13,7 +13,7 @@ from safetensors import SafetensorError
 
 import tensorbed as tb
 from tensorbed.compress.finding import found_tables
-from tensorbed.integrations.transformers import compressing, placing
+from tensorbed.integrations.transformers import compressing
 from tensorbed.integrations.transformers.folders import load_model, opened
 
 Disk = namedtuple("Disk", "total used free")
@@ -54,7 +54,7 @@ def test_a_name_that_is_too_long_is_told_before_the_fit(made, tmp_path):
 
 
 def test_trying_leaves_nothing(made, tmp_path):
-    placing.check_target(tmp_path / "out", made / "bert", force=False)
+    compressing.check_target(tmp_path / "out", made / "bert", force=False)
     assert os.listdir(tmp_path) == []
 
 
@@ -90,15 +90,15 @@ def test_the_expected_size_is_that_of_the_result(made, tmp_path, format, ratio, 
 
 
 def test_there_is_room_for_what_takes_all_that_is_left(made, tmp_path, monkeypatch):
-    needed = []
+    needed, check_space = [], compressing.check_space
     monkeypatch.setattr(compressing, "check_space", lambda out, bytes: needed.append(bytes))
     run("compress", made / "bert", tmp_path / "first", "--format", "int8", *SMALL)
     written = sum(path.stat().st_size for path in (tmp_path / "first").rglob("*") if path.is_file())
     assert needed[0] == pytest.approx(written, rel=0.1)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Disk(0, 0, needed[0]))
-    placing.check_space(tmp_path / "second", needed[0])
+    check_space(tmp_path / "second", needed[0])
     with pytest.raises(OSError, match="free some space"):
-        placing.check_space(tmp_path / "second", needed[0] + 1)
+        check_space(tmp_path / "second", needed[0] + 1)
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,27 @@
-"""A folder of a model into a folder of the compressed model."""
+"""A folder of a model into a folder of the compressed model, which is put in place when it is complete."""
 
+import errno
 import os
+import secrets
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables
 from tensorbed.compress.planning import DEFAULT_RATIO, SpoilsHeadsError, parsed_bytes, plan
 from tensorbed.compress.replacing import compress_
 from tensorbed.compress.report import Plan, Report, why_nothing
+from tensorbed.files.saving import sync, sync_folder
 from tensorbed.integrations.transformers import folders
 from tensorbed.integrations.transformers.cards import file_bytes, note_on, write_note
-from tensorbed.integrations.transformers.placing import check_space, check_target, megabytes, put_in_place
 from tensorbed.nn.head import Head
 from tensorbed.progress import track
 from tensorbed.structures import Format
@@ -30,6 +33,7 @@ _WAYS_OUT = (
     "Ask for no smaller tables, give --calibrate FILE with a few hundred lines of typical text, or say --yes if the "
     "model is trained again afterwards."
 )
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # what systems say of a disk without space, or without more for this user
 _TOKENS = 512  # of a text that the model is calibrated on
 
 
@@ -231,3 +235,92 @@ def _notes_on_heads(
                 f"lines of typical text: {better_command} --calibrate texts.txt"
             )
     return notes
+
+
+def check_target(out: Path, source: Path, force: bool) -> None:
+    """Refuse what would lose something, before any work is done; what a killed command took away is put back first."""
+    here, there = out.resolve(), source.resolve()
+    if here == there or here in there.parents or there in here.parents:
+        raise ValueError(f"{out} and {source} lie in each other; write to a folder of its own.")
+    if not here.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {out.parent}; make it first.")
+    beside = _beside(here, "part")
+    try:  # permissions do not tell of file systems that are read-only, nor of names that are too long
+        beside.mkdir()
+        beside.rmdir()
+    except OSError as error:
+        raise OSError(
+            f"{here.parent} cannot be written to ({error.strerror}), and {here.name} would be in it; write to another "
+            "folder, or change its permissions."
+        ) from None
+    if old := folders.left_of(here):
+        old.rename(here)
+    if not here.exists() or (here.is_dir() and not any(here.iterdir())):
+        return
+    if not here.is_dir():
+        raise FileExistsError(f"{out} is a file; name a folder.")
+    if not force:
+        raise FileExistsError(f"{out} exists already; --force (force=True) replaces it.")
+    with suppress(OSError, ValueError):
+        if folders.opened(here).is_compressed:
+            return
+    raise FileExistsError(
+        f"{out} was not written by tensorbed, its config.json does not say so, and it is not replaced; remove it "
+        "yourself, or name another folder."
+    )
+
+
+def check_space(out: Path, needed: int) -> None:
+    """Refuse what will not fit, before any work is done; something may fill the disk all the same."""
+    free = shutil.disk_usage(out.resolve().parent).free
+    if free < needed:
+        raise OSError(
+            f"{out} will take about {megabytes(needed)}, and its disk has {megabytes(free)} left; free some space, or "
+            "write to another disk."
+        )
+
+
+def megabytes(count: int) -> str:
+    """For people."""
+    return f"{count / 1e6:,.1f} MB"
+
+
+def _beside(out: Path, what: str) -> Path:
+    return out.with_name(f".{out.name}.{secrets.token_hex(folders.TOKEN)}.{what}")
+
+
+@contextmanager
+def put_in_place(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` to write into, which takes its place at the end: there is the old one or the new one.
+
+    But for a kill between two renames: then the old one is in ``.OUT.*.old``, and :func:`check_target` brings it back.
+    """
+    target = out.resolve()  # of a link, what it points to is replaced
+    part, old = _beside(target, "part"), _beside(target, "old")
+    part.mkdir()
+    try:
+        yield part
+        # Readable by whom the folder is, weights too, and written by the system and not only kept in its memory.
+        mode = part.stat().st_mode & 0o666
+        for path in (*part.rglob("*"), part):
+            if path.is_file():
+                path.chmod(mode)
+                sync(path)
+            else:
+                sync_folder(path)
+        if target.exists():
+            target.rename(old)
+        try:
+            part.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    except (OSError, SafetensorError) as error:  # safetensors has an error of its own, of a full disk too
+        if isinstance(error, OSError) and error.errno not in _FULL:
+            raise
+        said = f"{error.strerror}." if isinstance(error, OSError) else str(error)
+        raise OSError(f"{out} cannot be written, and nothing of it is left: {said}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
