@@ -1,7 +1,6 @@
 """The command ``tensorbed``. It needs typer and rich, which ``tensorbed[cli]`` brings; the library does not.
 
-Results go to standard output, what went wrong and progress to standard error. Exit codes: 0 done, 1 refused or a check
-failed, with the reason, 2 wrong usage, 130 interrupted.
+Results go to standard output, what went wrong and progress to standard error; exit codes are those that its help names.
 """
 
 import json

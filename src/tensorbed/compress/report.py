@@ -1,7 +1,5 @@
 """What is planned for the tables of a model, and what compressing them did: for people, programs and mail."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
@@ -36,6 +34,37 @@ class Option:
     def cells(self) -> tuple[str, ...]:
         """For people."""
         return repr(self.format), megabytes(self.bytes), f"{self.ratio:,.1f}", _error(self.error)
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Ratio and error of every option, by table."""
+
+    options: Mapping[str, tuple[Option, ...]]
+
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """``(ratio, error)`` of a table's options that no other beats in both, by ratio."""
+        known = [(one.ratio, one.error) for one in self.options[name] if one.error is not None]
+        return sorted(p for p in known if not any(q[0] >= p[0] and q[1] < p[1] for q in known))
+
+    def figure(self) -> Any:
+        """A matplotlib figure, a panel for each table and a line for each kind of format."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError("drawing needs matplotlib: pip install matplotlib") from error
+        figure = Figure(figsize=(5.5 * max(1, len(self.options)), 4), layout="constrained")
+        panels = figure.subplots(1, max(1, len(self.options)), squeeze=False)[0]
+        for axes, (name, options) in zip(panels, self.options.items(), strict=False):
+            kinds = dict.fromkeys(type(one.format).__name__ for one in options if one.error is not None)
+            for kind in kinds:
+                drawn = [o for o in options if type(o.format).__name__ == kind and o.error is not None]
+                line = sorted((one.ratio, one.error or 0.0) for one in drawn)
+                axes.plot(*zip(*line, strict=True), marker="o", label=kind)
+            axes.set(title=name, xlabel="times smaller", ylabel="relative error", xscale="log")
+            axes.grid(alpha=0.3)
+            axes.legend()
+        return figure
 
 
 @dataclass(frozen=True)
@@ -110,37 +139,6 @@ class Plan(Mapping[str, Format | None]):
         return "\n".join([*aligned(self.cells(), "<<<>>>"), *(f"note: {note}" for note in self.notes)])
 
     __repr__ = __str__
-
-
-@dataclass(frozen=True)
-class Frontier:
-    """Ratio and error of every option, by table."""
-
-    options: Mapping[str, tuple[Option, ...]]
-
-    def points(self, name: str) -> list[tuple[float, float]]:
-        """``(ratio, error)`` of a table's options that no other beats in both, by ratio."""
-        known = [(one.ratio, one.error) for one in self.options[name] if one.error is not None]
-        return sorted(p for p in known if not any(q[0] >= p[0] and q[1] < p[1] for q in known))
-
-    def figure(self) -> Any:
-        """A matplotlib figure, a panel for each table and a line for each kind of format."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError("drawing needs matplotlib: pip install matplotlib") from error
-        figure = Figure(figsize=(5.5 * max(1, len(self.options)), 4), layout="constrained")
-        panels = figure.subplots(1, max(1, len(self.options)), squeeze=False)[0]
-        for axes, (name, options) in zip(panels, self.options.items(), strict=False):
-            kinds = dict.fromkeys(type(one.format).__name__ for one in options if one.error is not None)
-            for kind in kinds:
-                drawn = [o for o in options if type(o.format).__name__ == kind and o.error is not None]
-                line = sorted((one.ratio, one.error or 0.0) for one in drawn)
-                axes.plot(*zip(*line, strict=True), marker="o", label=kind)
-            axes.set(title=name, xlabel="times smaller", ylabel="relative error", xscale="log")
-            axes.grid(alpha=0.3)
-            axes.legend()
-        return figure
 
 
 @dataclass(frozen=True)

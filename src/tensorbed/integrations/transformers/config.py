@@ -102,11 +102,8 @@ def check_files(
     ``layers`` have the names that they have in the files.
     """
     # Numbers of another kind than a layer has would be cast to it in silence.
-    is_float = {
-        f"{name}.{spec.name}": spec.dtype is None or spec.dtype.is_floating_point
-        for name, layer in layers.items()
-        for spec in layer.structure.tensors()
-    }
+    tensors = {f"{name}.{key}": tensor for name, one in layers.items() for key, tensor in one.state_dict().items()}
+    is_float = {name: tensor.is_floating_point() for name, tensor in tensors.items()}
     text, unchecked = config.text(), []
     written: dict[str, str | Path] = {}  # checksums, and which file has them
     compared = set()
