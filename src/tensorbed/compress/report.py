@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 
+from tensorbed.printable import some
 from tensorbed.structures import Format
 from tensorbed.structures.explanation import aligned
 
@@ -247,9 +248,7 @@ def why_nothing(left: Mapping[str, str]) -> str:
     """Where no table is compressed: the reasons by name, and which options would have to be others."""
     if not left:
         return "the model has no torch.nn.Embedding or torch.nn.EmbeddingBag."
-    shown = [f"{name} ({reason})" for name, reason in list(left.items())[:_SHOWN]]
-    more = len(left) - len(shown)
-    reasons = ", ".join(shown) + (f" and {more} more" if more else "")
+    reasons = some([f"{name} ({reason})" for name, reason in left.items()], _SHOWN)
     advice = [text for option, text in _ADVICE.items() if any(option in reason for reason in left.values())]
     return f"{reasons}." + (f" To take them {', or '.join(advice)}." if advice else "")
 

@@ -10,14 +10,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from tensorbed.files.description import tables, ties
-from tensorbed.printable import printable
+from tensorbed.printable import printable, some
 
 CARD = "README.md"
 _BEGIN, _END = "<!-- tensorbed: how this model is loaded -->", "<!-- tensorbed: end -->"
 _OWN = re.compile(rf"{re.escape(_BEGIN)}.*?{re.escape(_END)}\s*", re.DOTALL)
 # What the Hub reads of a card has to be its beginning.
 _FRONT_MATTER = re.compile(r"\ufeff?---[ \t]*\r?\n.*?^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
-_MORE = 8  # tables that are named
+_MOST = 8  # tables that are named
 _TEXT = """{begin}
 > **This model is compressed with tensorbed.** {what}
 
@@ -49,12 +49,11 @@ def note_on(model: PreTrainedModel, name: str, of_sentences: bool = False, sourc
     own = {table: layer for table, layer in found.items() if table not in shared}
     dense = sum(layer._dense_bytes for layer in own.values())
     kept, whole = sum(layer._stored_bytes for layer in own.values()), file_bytes(model)
-    named = [f"`{_plain(table)}`, {layer.structure.summary}" for table, layer in list(own.items())[:_MORE]]
-    named += [f"{len(own) - _MORE} more"] if len(own) > _MORE else []
+    named = some([f"`{_plain(table)}`, {layer.structure.summary}" for table, layer in own.items()], _MOST, "; ")
     made = f" It was made of `{_plain(source)}`." if source else ""
     what = (
         f"Its embedding tables are kept {dense / max(1, kept):.1f} times smaller, and all weights take "
-        f"{whole / 1e6:,.1f} MB in place of {(whole - kept + dense) / 1e6:,.1f}: {'; '.join(named)}.{made}"
+        f"{whole / 1e6:,.1f} MB in place of {(whole - kept + dense) / 1e6:,.1f}: {named}.{made}"
     )
     packages = '".[transformers]"' + (" sentence-transformers" if of_sentences else "")
     folder = json.dumps(printable(name), ensure_ascii=False)

@@ -3,7 +3,7 @@
 import glob
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from tensorbed.files.header import check_readable
 from tensorbed.integrations.transformers.config import METHODS
+from tensorbed.printable import some
 from tensorbed.progress import track
 
 # Weights, of any framework, and what indexes them.
@@ -28,7 +29,6 @@ WEIGHTS = (
 # transformers takes the first kind that it finds.
 LOADED = (".safetensors", ".bin", ".gguf")
 TOKEN = 4  # bytes that tell folders of one name apart while they are written
-_SHOWN = 3  # files that are named of many
 _LARGE = 100_000_000  # bytes; a vocabulary has less
 
 
@@ -108,12 +108,6 @@ def opened(path: str | os.PathLike[str]) -> Folder:
         raise ValueError(f"{place / 'config.json'} is not a config: it holds a {type(config).__name__}.")
     _check_weight_paths(place, config)
     return Folder(root, first, config, None, others)
-
-
-def some(names: Sequence[str]) -> str:
-    """The first of many."""
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _modules(root: Path) -> tuple[str, tuple[str, ...] | None]:

@@ -10,8 +10,8 @@ from pathlib import Path, PurePath
 from huggingface_hub import list_repo_files, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
 
-from tensorbed.integrations.transformers.folders import LOADED, is_loaded, is_weights, left_of, some
-from tensorbed.printable import shortened
+from tensorbed.integrations.transformers.folders import LOADED, is_loaded, is_weights, left_of
+from tensorbed.printable import shortened, some
 
 # A name without an owner is more likely that of a folder, misspelt.
 _OWNER_AND_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
