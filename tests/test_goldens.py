@@ -28,7 +28,9 @@ def close(made, expected):
     return pytest.approx(expected, rel=SINGLE, abs=SINGLE) == made
 
 
-@pytest.mark.parametrize("sample", [s for samples in SAMPLES.values() for s in samples], ids=str)
+@pytest.mark.parametrize(
+    "sample", [s for samples in SAMPLES.values() for s in samples if str(s) in GOLDEN["samples"]], ids=str
+)
 def test_values_are_those_of_the_start(sample):
     expected, state = GOLDEN["samples"][str(sample)], states(sample)
     made = computed(sample, state)

@@ -17,9 +17,11 @@ from tensorbed.nn import (
     embedding_and_head,
 )
 from tensorbed.shapes import suggest_shape
+from tensorbed.structures.bands import Bands
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.hot_rows import HotRows
 from tensorbed.structures.low_rank import LowRank
+from tensorbed.structures.permuted import Permuted
 from tensorbed.structures.product_quantized import ProductQuantized
 from tensorbed.structures.quantized_rows import QuantizedRows
 from tensorbed.structures.straight_through import StraightThrough
@@ -28,6 +30,7 @@ from tensorbed.structures.tensor_train import TensorTrain
 from tensorbed.vocabulary.head_calls import linear_cross_entropy
 
 __all__ = [
+    "Bands",
     "Dense",
     "Embedding",
     "EmbeddingBag",
@@ -35,6 +38,7 @@ __all__ = [
     "Head",
     "HotRows",
     "LowRank",
+    "Permuted",
     "ProductQuantized",
     "QuantizedRows",
     "StraightThrough",
