@@ -6,6 +6,7 @@ The first of each is the one for laws that do not depend on sizes: small, with w
 from others import Packed
 
 from tensorbed import (
+    Bands,
     CanonicalPolyadic,
     DeepHash,
     Dense,
@@ -13,6 +14,7 @@ from tensorbed import (
     HotRows,
     LowRank,
     NonlinearTrain,
+    Permuted,
     ProductQuantized,
     QuantizedRows,
     QuotientRemainder,
@@ -54,6 +56,14 @@ SAMPLES = {
         Sample(HotRows(), 1999, 48),
         Sample(HotRows(share=0.5, hot=LowRank(rank=2), rest=ProductQuantized(parts=2)), 60, 6),
         Sample(HotRows(share=0.01, hot=Dense()), 31, 7),  # one hot row
+    ],
+    "bands": [
+        Sample(Bands(((9, Dense()), (30, LowRank(rank=2)), (None, TensorTrain(rank=2)))), 60, 6),
+        Sample(Bands(), 1999, 48),
+    ],
+    "permuted": [
+        Sample(Permuted(TensorTrain(rank=2), order=[(7 * row + 3) % 60 for row in range(60)]), 60, 6),
+        Sample(Permuted(QuantizedRows(bits=4)), 1999, 48),
     ],
     "straight_through": [
         Sample(StraightThrough(bits=4, group=5), 60, 13),

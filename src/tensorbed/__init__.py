@@ -17,6 +17,7 @@ from tensorbed.nn import (
     embedding_and_head,
 )
 from tensorbed.shapes import suggest_shape
+from tensorbed.structures.bands import Bands
 from tensorbed.structures.canonical_polyadic import CanonicalPolyadic
 from tensorbed.structures.deep_hash import DeepHash
 from tensorbed.structures.dense import Dense
@@ -24,6 +25,7 @@ from tensorbed.structures.hashed import Hashed
 from tensorbed.structures.hot_rows import HotRows
 from tensorbed.structures.low_rank import LowRank
 from tensorbed.structures.nonlinear_train import NonlinearTrain
+from tensorbed.structures.permuted import Permuted
 from tensorbed.structures.product_quantized import ProductQuantized
 from tensorbed.structures.quantized_rows import QuantizedRows
 from tensorbed.structures.quotient_remainder import QuotientRemainder
@@ -33,6 +35,7 @@ from tensorbed.structures.tensor_train import TensorTrain
 from tensorbed.vocabulary.head_calls import linear_cross_entropy
 
 __all__ = [
+    "Bands",
     "CanonicalPolyadic",
     "DeepHash",
     "Dense",
@@ -44,6 +47,7 @@ __all__ = [
     "HotRows",
     "LowRank",
     "NonlinearTrain",
+    "Permuted",
     "ProductQuantized",
     "QuantizedRows",
     "QuotientRemainder",

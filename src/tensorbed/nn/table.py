@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Self, Unpack
 from weakref import WeakKeyDictionary
 
@@ -47,6 +48,8 @@ class StructuredTable(nn.Module):
     padding_row: Tensor | None
     # Layers that share tensors, this one among them. Where they are replaced in one, they are in all.
     _peers: Peers | None = None
+    # What its format gave a table that is drawn; see Format.constants.
+    _constants: Params = MappingProxyType({})
 
     @options_shown
     def __init__(
@@ -65,7 +68,9 @@ class StructuredTable(nn.Module):
         structure = format.bind(budget)
         if not structure.can_initialise:
             raise ValueError(f"{structure.kind} cannot be drawn at random; fit it to a table with from_pretrained.")
+        constants = format.constants(structure)
         self._set_up(structure, device, budget.dtype, **options)
+        self._constants = constants
         self.reset_parameters()
 
     def _set_up(
@@ -171,10 +176,12 @@ class StructuredTable(nn.Module):
         # Half precisions are drawn in single, so that rounding does not bend the scale.
         half = (torch.float16, torch.bfloat16)
         drawn = {name: t.float() if t.dtype in half else t for name, t in params.items()}
+        for name, tensor in self._constants.items():
+            drawn[name].copy_(tensor)
         self.structure.initialise(drawn, std)
         for name, tensor in params.items():
             tensor.copy_(drawn[name])
-            if not bool(torch.isfinite(tensor).all()) or not bool(tensor.any()):
+            if tensor.is_floating_point() and not (bool(torch.isfinite(tensor).all()) and bool(tensor.any())):
                 raise ValueError(f"std={std:g} is outside what tensors of {tensor.dtype} can hold; choose another.")
         if self.padding_row is not None:
             self.padding_row.zero_()

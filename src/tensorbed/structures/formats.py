@@ -135,6 +135,10 @@ class Format(ABC):
     def bind(self, budget: Budget) -> Structure:
         """The structure with every factor and rank settled."""
 
+    def constants(self, structure: Structure) -> Mapping[str, Tensor]:
+        """Of a table that is drawn, the tensors that are neither drawn nor known from its sizes; by name."""
+        return {}
+
     def sized_as(self, structure: Structure) -> Format:
         """The format that gives tables of other heights what this one gave ``structure``; itself where it would."""
         return self

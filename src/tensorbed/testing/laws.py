@@ -90,7 +90,7 @@ class StructureLaws(Conformance):
     @on(choices.drawn)
     def test_drawn_tables_have_the_standard_deviation_asked_for(self, sample: Sample, draw: Draw) -> None:
         for std in (1.0, 0.02):
-            p = {s.name: torch.empty(s.shape, dtype=s.dtype) for s in draw.structure.tensors()}
+            p = draw.undrawn(torch.float32)
             draw.structure.initialise(p, std, draw.generator)
             assert float(draw.structure.full(p).square().mean().sqrt()) == pytest.approx(std, rel=1e-4)
 

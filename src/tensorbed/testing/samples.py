@@ -139,6 +139,12 @@ smooth = those(lambda s: not hasattr(s.structure, "packed"))  # differences of v
 chains = those(lambda s: s.structure.making is ChainOfCores)  # which the compiled kernels pool
 
 
+def keeps_rows(structure: Structure) -> bool:
+    """Whether rows of a table, or of a part of it, are there as they are, and only read."""
+    parts: Sequence[Structure] = getattr(structure, "parts", ()) if structure.composed else ()
+    return structure.row_multiply_adds == 0 or any(map(keeps_rows, parts))
+
+
 class Draw:
     """Random tensors for a sample, the same at every run; the table has entries of size 1."""
 
@@ -151,13 +157,18 @@ class Draw:
         """Tensors of the structure, drawn or, where it cannot be, fitted to a drawn table."""
         specs = self.structure.tensors()
         if self.structure.can_initialise:
-            tensors: Params = {s.name: torch.empty(s.shape, dtype=s.dtype or torch.float64) for s in specs}
+            tensors: Params = self.undrawn(torch.float64)
             self.structure.initialise(tensors, 1.0, self.generator)
         else:
             tensors = _fitted_params(self.sample)
         return {
             s.name: tensors[s.name].to(s.dtype or dtype, copy=True).requires_grad_(grad and s.trainable) for s in specs
         }
+
+    def undrawn(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Tensors of the structure before they are drawn, with what its format knows of them."""
+        empty = {s.name: torch.empty(s.shape, dtype=s.dtype or dtype) for s in self.structure.tensors()}
+        return {**empty, **self.sample.format.constants(self.structure)}
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(dtype)
