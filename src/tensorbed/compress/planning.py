@@ -13,10 +13,9 @@ from tensorbed.checks import naming, require_bool, require_int, require_number, 
 from tensorbed.compress.finding import MIN_ROWS, Weight, found_tables
 from tensorbed.compress.report import Option, Plan, why_nothing
 from tensorbed.fitting import check_table, fit_table
-from tensorbed.nn.options import check_format
 from tensorbed.progress import about, track
 from tensorbed.structures import Format, Structure
-from tensorbed.structures.formats import Budget, OutOfRangeError, OutOfReachError
+from tensorbed.structures.formats import Budget, OutOfRangeError, OutOfReachError, require_format
 from tensorbed.structures.registry import formats as every_format
 from tensorbed.structures.registry import plain_format
 
@@ -182,7 +181,7 @@ def _check_formats(formats: object) -> None:
     if not formats:
         raise ValueError("formats is empty: give at least one, or leave it out for the usual ones.")
     for format in formats:
-        check_format(format)
+        require_format(format)
         if getattr(format, "rel_error", None) is not None:
             raise ValueError(f"{format!r} has no size before it is fitted; give rank= or ratio=.")
 

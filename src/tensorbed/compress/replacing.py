@@ -14,10 +14,11 @@ from tensorbed.compress.report import Entry, Report
 from tensorbed.files.description import put
 from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding
 from tensorbed.nn.head import Head, scoring_std
-from tensorbed.nn.options import Deviation, check_format, check_options
+from tensorbed.nn.options import Deviation, check_options
 from tensorbed.nn.table import StructuredTable
 from tensorbed.progress import about, track
 from tensorbed.structures import Format, Use
+from tensorbed.structures.formats import require_format
 
 _BLOCK = 2**12  # vectors multiplied at once
 
@@ -97,7 +98,7 @@ def _check(model: nn.Module, format: Formats, fit: bool) -> None:
         raise TypeError(f"a {type(model).__name__} cannot be replaced in itself; use tb.Embedding.from_pretrained.")
     for one in format.values() if isinstance(format, Mapping) else [format]:
         if one is not None:
-            check_format(one)
+            require_format(one)
             if fit and not one.can_fit:
                 raise one.no_fit()
 

@@ -15,9 +15,9 @@ from tensorbed.dispatch import Asked, World, checked_indices, world_of
 from tensorbed.functional import pooled, request
 from tensorbed.indexing import check_range
 from tensorbed.nn.embedding import Embedding, EmbeddingBag
-from tensorbed.nn.options import TableOptions, check_format, options_shown
+from tensorbed.nn.options import TableOptions, options_shown
 from tensorbed.structures import Explanations, Format
-from tensorbed.structures.formats import Budget, OutOfReachError
+from tensorbed.structures.formats import Budget, OutOfReachError, require_format
 from tensorbed.structures.registry import plain_format
 
 Arguments = Tensor | tuple[Tensor | None, ...]  # what one table's layer takes
@@ -97,7 +97,7 @@ class EmbeddingBagCollection(nn.Module):
         """
         if not isinstance(sizes, Mapping):
             raise TypeError(f'sizes must be a mapping such as {{"C1": 1460}}, got {type(sizes).__name__}.')
-        check_format(format)
+        require_format(format)
         if dense_below is not None and require_int(dense_below, "dense_below") < 0:
             raise ValueError(f"dense_below={dense_below}: a number of rows, or 0 to keep no table dense.")
         bags: Any = {"mode": mode, "include_last_offset": include_last_offset, "device": device, "dtype": dtype}

@@ -20,13 +20,12 @@ from tensorbed.nn.options import (
     GLOROT,
     Deviation,
     TableOptions,
-    check_format,
     check_options,
     options_shown,
     wrapped_padding_idx,
 )
 from tensorbed.structures import Format, Params, Structure, Use
-from tensorbed.structures.formats import Budget
+from tensorbed.structures.formats import Budget, require_format
 from tensorbed.vocabulary.scorer import Vocabulary
 
 
@@ -343,7 +342,7 @@ class StructuredTable(nn.Module):
 def _checked_budget(rows: int, cols: int, dtype: torch.dtype, format: Format, options: Mapping[str, Any]) -> Budget:
     """What a structure has to keep to, once all that a layer was given has been checked."""
     require_float_dtype(dtype)
-    check_format(format)
+    require_format(format)
     check_options(**options)
     padded = wrapped_padding_idx(options.get("padding_idx"), rows) is not None
     return Budget(rows, cols, dtype, reserved=cols * dtype.itemsize if padded else 0)

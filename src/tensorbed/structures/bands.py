@@ -15,10 +15,10 @@ from tensorbed.backends.parts import Located, split_by_ends
 from tensorbed.checks import require_number, require_positive
 from tensorbed.structures.base import Params, Structure
 from tensorbed.structures.dense import Dense
-from tensorbed.structures.formats import Budget, Fit, Format, Use, largest, some_rows, written
+from tensorbed.structures.formats import Budget, Fit, Format, Use, largest, require_format, some_rows, written
 from tensorbed.structures.low_rank import LowRank
-from tensorbed.structures.parts import ComposedMatrix, fit_part, joined, require_format, text_of
-from tensorbed.structures.registry import register
+from tensorbed.structures.parts import ComposedMatrix, fit_part, joined
+from tensorbed.structures.registry import register, text_of
 
 _SHARES = (0.075, 0.15, 0.75, 1.0)  # of the rows, where the default bands end
 _FACTOR = 4  # by which their dimensions fall from band to band

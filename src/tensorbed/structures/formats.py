@@ -170,6 +170,13 @@ class Format(ABC):
         return list(params)
 
 
+def require_format(format: object, name: str = "format") -> None:
+    """A format, or an error that shows one."""
+    if not isinstance(format, Format):
+        example = f"{format.__name__}()" if isinstance(format, type) else "tb.TensorTrain(rank=16)"
+        raise TypeError(f"{name} must be a format such as {example}, got {format!r}.")
+
+
 def fitted(format: Format, table: Tensor, budget: Budget, use: Use | None = None) -> Fit:
     """What a format makes of a table, with errors weighed by its use where that is known.
 

@@ -14,10 +14,10 @@ from tensorbed.backends.parts import Located, split_by_places
 from tensorbed.checks import require_number
 from tensorbed.dispatch import World, world_of
 from tensorbed.structures.base import Params, Structure, TensorSpec
-from tensorbed.structures.formats import Budget, Fit, Format, Spelling, Use
-from tensorbed.structures.parts import ComposedMatrix, fit_part, joined, require_format, text_of
+from tensorbed.structures.formats import Budget, Fit, Format, Spelling, Use, require_format
+from tensorbed.structures.parts import ComposedMatrix, fit_part, joined
 from tensorbed.structures.quantized_rows import QuantizedRows
-from tensorbed.structures.registry import read, register
+from tensorbed.structures.registry import read, register, text_of
 
 
 @register("hot_rows")

@@ -16,7 +16,7 @@ from tensorbed.backends.scores.scoring import JoinedScores, Scoring, joined_scor
 from tensorbed.structures.base import Params, Structure, TensorSpec
 from tensorbed.structures.explanation import Explanation
 from tensorbed.structures.formats import Budget, Fit, Format, Use, fitted
-from tensorbed.structures.registry import read
+from tensorbed.structures.registry import read, text_of
 
 
 @dataclass(frozen=True)
@@ -169,19 +169,6 @@ def _trains(tensors: Params) -> bool:
 def described(part: Structure) -> str:
     """Kind and sizes, in one line."""
     return " ".join(dict.fromkeys((part.kind, part.describe())))
-
-
-def text_of(part: Structure) -> str:
-    """A part as a composed structure keeps it."""
-    if part.text is None:
-        raise ValueError(f"{part.kind} must be a registered structure to be a part of another table.")
-    return part.text
-
-
-def require_format(format: object, name: str) -> None:
-    """A format, or an error that shows one."""
-    if not isinstance(format, Format):
-        raise TypeError(f"{name} must be a format such as tb.QuantizedRows(bits=8), got {format!r}.")
 
 
 def fit_part(format: Format, table: Tensor, rows: Tensor | slice, budget: Budget, use: Use) -> Fit:

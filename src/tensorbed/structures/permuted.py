@@ -13,9 +13,9 @@ from torch import Tensor
 from tensorbed.backends.parts import Located
 from tensorbed.decompose.clusters import clustered
 from tensorbed.structures.base import Params, Structure, TensorSpec
-from tensorbed.structures.formats import Budget, Fit, Format, Use
-from tensorbed.structures.parts import ComposedMatrix, described, fit_part, joined, require_format, text_of
-from tensorbed.structures.registry import register
+from tensorbed.structures.formats import Budget, Fit, Format, Use, require_format
+from tensorbed.structures.parts import ComposedMatrix, described, fit_part, joined
+from tensorbed.structures.registry import register, text_of
 
 CLUSTERS = "clusters"
 

@@ -14,7 +14,7 @@ from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.dispatch import working_dtype
 from tensorbed.structures.base import Params, Structure, TensorSpec, mean_square
 from tensorbed.structures.dense import Dense, DenseMatrix
-from tensorbed.structures.formats import Budget, Fit, Format, Use, written
+from tensorbed.structures.formats import Budget, Fit, Format, Use, require_format, written
 from tensorbed.structures.quantized_rows import STEPS, QuantizedRows, QuantizedRowsMatrix, in_blocks, packed
 from tensorbed.structures.quantized_tensors import QuantizedTensorsMatrix, ReadTensorsMatrix
 from tensorbed.structures.registry import register, text_of
@@ -195,8 +195,7 @@ class StraightThrough(Format):
     group: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.format, Format):
-            raise TypeError(f"format must be a format such as tb.TensorTrain(rank=16), got {self.format!r}.")
+        require_format(self.format)
         QuantizedRows(bits=self.bits, group=self.group)  # refuses what cannot be stored
 
     __repr__ = written
