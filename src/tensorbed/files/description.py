@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from tensorbed.checks import require_number
-from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding, check_mode
+from tensorbed.functional import check_mode
+from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.options import check_options
 from tensorbed.nn.shorthands import TTEmbedding, TTEmbeddingBag, TTHead
