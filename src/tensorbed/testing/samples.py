@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tensorbed.backends.chain import ChainOfCores
 from tensorbed.nn import Embedding, Head
 from tensorbed.structures import Format, Params, Structure
 from tensorbed.structures.formats import Budget, RankedFormat
@@ -134,7 +133,6 @@ drawn = those(lambda s: s.structure.can_initialise)
 trained = those(lambda s: any(spec.trainable for spec in s.structure.tensors()))
 rounding = those(lambda s: hasattr(s.structure, "packed"))
 smooth = those(lambda s: not hasattr(s.structure, "packed"))  # differences of values would show a rounding's steps
-chains = those(lambda s: s.structure.making is ChainOfCores)  # which the compiled kernels pool
 
 
 class Draw:

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tensorbed.nn import Embedding, EmbeddingBag
-from tensorbed.testing.heads import dense_loss, drawn_terms, make_head, vectors
+from tensorbed.nn import Embedding, EmbeddingBag, Head
+from tensorbed.testing.heads import dense_loss, drawn_terms, vectors
 from tensorbed.testing.samples import (
     Conformance,
     Draw,
@@ -130,7 +130,7 @@ class HeadTracing(Traced):
 
     @on(one_of_each)
     def test_compiled_loss(self, sample: Sample, draw: Draw) -> None:
-        head = make_head(sample, torch.float32)
+        head = make(sample, Head, dtype=torch.float32)
         for reduction in ("mean", "none"):
 
             def loss(h: Tensor, target: Tensor, reduction: str = reduction) -> Tensor:
@@ -146,7 +146,7 @@ class HeadTracing(Traced):
 
     @on(one_of_each)
     def test_compiled_loss_of_every_term(self, sample: Sample, draw: Draw) -> None:
-        head = make_head(sample, torch.float32)
+        head = make(sample, Head, dtype=torch.float32)
         said = {**drawn_terms(draw, "everything", torch.float32), "ignore_index": 3}
 
         def loss(h: Tensor, target: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class HeadTracing(Traced):
 
     @on(one_of_each)
     def test_compiled_logits_and_topk(self, sample: Sample, draw: Draw) -> None:
-        head = make_head(sample, torch.float32)
+        head = make(sample, Head, dtype=torch.float32)
         h, _ = vectors(draw, 5, dtype=torch.float32)
         expected, k = F.linear(h, head.weight, head.bias), min(3, sample.rows)
         assert_same(self.compiled(head, sample)(h), expected, [h, *leaves_of(head)], draw)
@@ -172,7 +172,7 @@ class HeadTracing(Traced):
 
     @on(one_of_each)
     def test_exported_logits(self, sample: Sample, draw: Draw) -> None:
-        head = make_head(sample, torch.float32)
+        head = make(sample, Head, dtype=torch.float32)
         h = vectors(draw, 3, dtype=torch.float32)[0].detach()
         exported = torch.export.export(head, (h,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
         assert_near(exported.module()(h), F.linear(h, head.weight, head.bias).detach())
