@@ -22,11 +22,10 @@ with the layers. Needs pytest. What a structure declares it cannot do (``can_ini
 ``trainable``), or reads otherwise than it trains (``packed``), is left out, and nothing else.
 """
 
-from tensorbed.testing.heads import HeadLaws, HeadLimits
+from tensorbed.testing.heads import HeadLaws, HeadLimits, HeadTracing
 from tensorbed.testing.laws import StructureLaws
-from tensorbed.testing.layers import BagParity, EmbeddingParity
+from tensorbed.testing.layers import BagParity, EmbeddingParity, TracingLaws
 from tensorbed.testing.samples import Draw, Sample, assert_near, largest_allocation
-from tensorbed.testing.tracing import HeadTracing, TracingLaws
 
 __all__ = [
     "BagParity",

@@ -1,4 +1,4 @@
-"""Laws of the vocabulary head over any structure: scores, losses, choices against a dense twin, memory and autograd."""
+"""Laws of the head over any structure: scores, losses, choices against a dense twin, memory, autograd and graphs."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from tensorbed.testing.samples import (
     Conformance,
     Draw,
     Sample,
+    Traced,
     assert_all_near,
     assert_near,
     assert_rounded_once,
@@ -270,3 +271,43 @@ class HeadLimits(Conformance):
         made = torch.func.grad(lambda x: head.loss(x, target))(h)
         (expected,) = torch.autograd.grad(dense_loss(head, h, target), h)
         assert_near(made, expected)
+
+
+class HeadTracing(Traced):
+    """Losses, logits and choices of heads; inherit with ``samples`` set."""
+
+    @on(one_of_each)
+    @spread("reduction", ["mean", "none"])
+    def test_compiled_loss(self, sample: Sample, draw: Draw, reduction: str) -> None:
+        head, said = make(sample, Head, dtype=torch.float32), {"reduction": reduction, "label_smoothing": 0.1}
+        compiled = self.compiled(lambda h, target: head.loss(h, target, **said), sample)
+        for n in (6, 9):
+            h, target = vectors(draw, n, dtype=torch.float32)
+            assert_same(compiled(h, target), dense_loss(head, h, target, **said), [h, *leaves_of(head)], draw)
+        with pytest.raises(IndexError, match="out of range"):
+            compiled(h, torch.full_like(target, sample.rows))
+
+    @on(one_of_each)
+    def test_compiled_loss_of_every_term(self, sample: Sample, draw: Draw) -> None:
+        head = make(sample, Head, dtype=torch.float32)
+        said = {**drawn_terms(draw, "everything", torch.float32), "ignore_index": 3}
+        compiled: Any = torch.compile(partial(head.loss, **said), fullgraph=True, dynamic=True, backend="aot_eager")
+        h, target = vectors(draw, 7, dtype=torch.float32)
+        target = target.clamp_min(0)
+        assert_same(compiled(h, target), dense_loss(head, h, target, **said), [h, *leaves_of(head)], draw)
+
+    @on(one_of_each)
+    def test_compiled_logits_and_topk(self, sample: Sample, draw: Draw) -> None:
+        head = make(sample, Head, dtype=torch.float32)
+        h, _ = vectors(draw, 5, dtype=torch.float32)
+        expected, k = F.linear(h, head.weight, head.bias), min(3, sample.rows)
+        assert_same(self.compiled(head, sample)(h), expected, [h, *leaves_of(head)], draw)
+        best: Any = torch.compile(lambda x: head.topk(x, k), fullgraph=True, backend="aot_eager")
+        assert torch.equal(best(h).indices, torch.topk(expected, k).indices)
+
+    @on(one_of_each)
+    def test_exported_logits(self, sample: Sample, draw: Draw) -> None:
+        head = make(sample, Head, dtype=torch.float32)
+        h = vectors(draw, 3, dtype=torch.float32)[0].detach()
+        exported = torch.export.export(head, (h,), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},))
+        assert_near(exported.module()(h), F.linear(h, head.weight, head.bias).detach())

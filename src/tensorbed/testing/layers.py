@@ -1,9 +1,9 @@
-"""Parity of lookups and bags with ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag`` over the same table."""
+"""Lookups and bags beside ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag`` over the same table; in graphs, too."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -19,6 +19,7 @@ from tensorbed.testing.samples import (
     Conformance,
     Draw,
     Sample,
+    Traced,
     assert_all_near,
     assert_near,
     assert_rounded_once,
@@ -189,3 +190,83 @@ class BagParity(Conformance):
             out.sum().backward()
             assert weights.grad is not None
             assert weights.grad.shape == index.shape
+
+
+# A layer, its options, and the arguments of a call of some size.
+USES: dict[str, tuple[type[Any], dict[str, Any], Callable[[Draw, int], tuple[Tensor, ...]]]] = {
+    "lookup": (Embedding, {"padding_idx": 1}, lambda draw, n: (draw.index(n, 4),)),
+    "bags": (EmbeddingBag, {"padding_idx": 1}, lambda draw, n: (draw.index(3 * n), torch.tensor([0, 2, 2, 5]))),
+    "sums": (EmbeddingBag, {"mode": "sum"}, lambda draw, n: (draw.index(n, 4),)),
+    "largest": (EmbeddingBag, {"mode": "max", "padding_idx": 1}, lambda draw, n: (draw.index(n), torch.arange(n - 1))),
+}
+
+
+class TracingLaws(Traced):
+    """``torch.compile``, ``torch.export`` and ONNX; inherit with ``samples`` set."""
+
+    @on(one_of_each)
+    @spread("use", ["lookup", "bags"])
+    def test_compiled_layers(self, sample: Sample, draw: Draw, use: str) -> None:
+        kind, options, arguments = USES[use]
+        layer = make(sample, kind, dtype=torch.float32, **options)
+        compiled = self.compiled(layer, sample)
+        for n in (3, 5):
+            call = arguments(draw, n)
+            assert_same(compiled(*call), layer(*call), leaves_of(layer), draw)
+        for bad in (sample.rows, -1):
+            with pytest.raises(IndexError, match=f"index {bad} is out of range"):
+                compiled(torch.full_like(call[0], bad), *call[1:])
+        if use == "bags":
+            with pytest.raises(ValueError, match="the first bag begins at 0"):
+                compiled(call[0], call[1] + 1)
+
+    @on(one_of_each)
+    def test_a_fresh_layer_compiles_whichever_way(self, sample: Sample, impl: str, draw: Draw) -> None:
+        """Nothing that an eager call would have filled in is missing."""
+        index = draw.index(3, 4)
+        compiled: Any = torch.compile(make(sample, impl=impl), fullgraph=True, backend="aot_eager")
+        assert_near(compiled(index), make(sample, impl=impl)(index))
+
+    @on(one_of_each)
+    @spread("use", ["lookup", "bags"])
+    def test_exported_layers(self, sample: Sample, draw: Draw, use: str) -> None:
+        kind, options, arguments = USES[use]
+        layer = make(sample, kind, **options)
+        call = arguments(draw, 3)
+        run = torch.export.export(layer, call, dynamic_shapes=_dynamic(call)).module()
+        for other in (call, arguments(draw, 7)):
+            assert_near(run(*other), layer(*other))
+        # An exported graph cannot raise: it clamps.
+        beyond, last = (torch.full_like(call[0], row) for row in (sample.rows + 5, sample.rows - 1))
+        assert_near(run(beyond, *call[1:]), layer(last, *call[1:]))
+
+    @on(one_of_each)
+    @pytest.mark.filterwarnings("ignore")
+    def test_onnx(self, sample: Sample, draw: Draw, tmp_path: Any) -> None:
+        self._assert_same_in_onnx("lookup", sample, draw, tmp_path)
+
+    # What pools rows is the same for all structures.
+    @on(lambda samples: one_of_each(samples)[:1])
+    @spread("use", ["bags", "sums", "largest"])
+    @pytest.mark.filterwarnings("ignore")
+    def test_bags_in_onnx(self, sample: Sample, draw: Draw, use: str, tmp_path: Any) -> None:
+        self._assert_same_in_onnx(use, sample, draw, tmp_path)
+
+    @staticmethod
+    def _assert_same_in_onnx(use: str, sample: Sample, draw: Draw, folder: Any) -> None:
+        runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+        pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+        kind, options, arguments = USES[use]
+        layer = make(sample, kind, dtype=torch.float32, **options).eval()
+        calls, path = [arguments(draw, 3), arguments(draw, 6)], str(folder / "layer.onnx")
+        torch.onnx.export(layer, calls[0], path, dynamo=True, dynamic_shapes=_dynamic(calls[0]), verbose=False)
+        session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        names = [i.name for i in session.get_inputs()]
+        for call in calls:
+            (out,) = session.run(None, {name: t.numpy() for name, t in zip(names, call, strict=True)})
+            assert_near(torch.from_numpy(out), layer(*call).detach())
+
+
+def _dynamic(call: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
+    """Every size of every argument may be another."""
+    return tuple(dict.fromkeys(range(t.dim()), torch.export.Dim.DYNAMIC) for t in call)

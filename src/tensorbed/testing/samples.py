@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -71,6 +71,25 @@ class Conformance:
     @pytest.fixture
     def draw(self, sample: Sample) -> Draw:
         return Draw(sample, seed=0)
+
+
+class Traced(Conformance):
+    """Compiles for tests, ``by_inductor`` the structures of these kinds; ``None`` is all of them.
+
+    Others stop before code is generated, which takes seconds for each layer and is the same for equal graphs.
+    """
+
+    by_inductor: ClassVar[Collection[str] | None] = None
+
+    def compiled(self, function: Callable[..., Any], sample: Sample) -> Any:
+        """Without a break in its graph."""
+        inductor = self.by_inductor is None or sample.structure.kind in self.by_inductor
+        return torch.compile(function, fullgraph=True, backend="inductor" if inductor else "aot_eager")
+
+    @pytest.fixture(autouse=True)
+    def compile_afresh(self) -> None:
+        """Every test compiles the same few lines of code for another layer, more often than the compiler allows."""
+        torch.compiler.reset()
 
 
 Test = TypeVar("Test", bound=Callable[..., None])
