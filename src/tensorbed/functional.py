@@ -232,8 +232,7 @@ def project(
     if x.dim() == 0 or x.shape[-1] != structure.cols:
         raise ValueError(f"x has shape {tuple(x.shape)}; its last size must be the table's {structure.cols} columns.")
     check_params(structure, params)
-    if impl not in ("auto", "reference"):
-        raise ValueError(f'impl={impl!r}: choose one of "auto", "reference".')
+    check_score_impl(impl)
     wide = x.to(working_dtype(x, *params.values()))
     return scores_of_rows(structure, structure.widened(params, wide), wide, start, stop, impl).to(x.dtype)
 
@@ -258,3 +257,9 @@ def check_impl(structure: Structure, impl: str) -> None:
     if impl not in structure.impls:
         allowed = ", ".join(f'"{name}"' for name in structure.impls)
         raise ValueError(f"impl={impl!r} for {structure.kind}: choose one of {allowed}.")
+
+
+def check_score_impl(impl: str) -> None:
+    """A way of computing scores, or an error that lists them."""
+    if impl not in ("auto", "reference"):
+        raise ValueError(f'impl={impl!r}: choose one of "auto", "reference".')
