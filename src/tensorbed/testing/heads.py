@@ -280,7 +280,7 @@ class HeadTracing(Traced):
     @spread("reduction", ["mean", "none"])
     def test_compiled_loss(self, sample: Sample, draw: Draw, reduction: str) -> None:
         head, said = make(sample, Head, dtype=torch.float32), {"reduction": reduction, "label_smoothing": 0.1}
-        compiled = self.compiled(lambda h, target: head.loss(h, target, **said), sample)
+        compiled = self.compiled(partial(head.loss, **said), sample)
         for n in (6, 9):
             h, target = vectors(draw, n, dtype=torch.float32)
             assert_same(compiled(h, target), dense_loss(head, h, target, **said), [h, *leaves_of(head)], draw)
@@ -302,7 +302,7 @@ class HeadTracing(Traced):
         h, _ = vectors(draw, 5, dtype=torch.float32)
         expected, k = F.linear(h, head.weight, head.bias), min(3, sample.rows)
         assert_same(self.compiled(head, sample)(h), expected, [h, *leaves_of(head)], draw)
-        best: Any = torch.compile(lambda x: head.topk(x, k), fullgraph=True, backend="aot_eager")
+        best: Any = torch.compile(partial(head.topk, k=k), fullgraph=True, backend="aot_eager")
         assert torch.equal(best(h).indices, torch.topk(expected, k).indices)
 
     @on(one_of_each)
