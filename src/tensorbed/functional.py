@@ -120,8 +120,10 @@ def request_bags(
         if end < ids.shape[0]:  # torch's kernels would count what is beyond the last bag into it
             checked_indices(ids[end:], structure.rows, world)
             ids, weights = ids[:end], None if weights is None else weights[:end]
-    asked = request(structure, params, ids, impl)._replace(padding_idx=padding_idx, by_frequency=by_frequency)
-    return asked._replace(bounds=bounds, weights=weights, mode=mode), world
+    asked = request(structure, params, ids, impl)._replace(
+        padding_idx=padding_idx, bounds=bounds, weights=weights, mode=mode, by_frequency=by_frequency
+    )
+    return asked, world
 
 
 def request_columns(
@@ -138,9 +140,12 @@ def request_columns(
     for (name, (structure, params, pooling)), column, least, most in columns:
         if world is not World.EAGER or least < 0 or most >= structure.rows:
             column = checked_indices(column, structure.rows, world, name)
-        counted = pooling.scale_grad_by_freq
-        table = request(structure, params, column, pooling.impl)._replace(padding_idx=pooling.padding_idx)
-        asked.append(table._replace(bounds=bounds if counted else None, by_frequency=counted))
+        table = request(structure, params, column, pooling.impl)
+        if pooling.scale_grad_by_freq:
+            table = table._replace(bounds=bounds, by_frequency=True)
+        if pooling.padding_idx is not None:
+            table = table._replace(padding_idx=pooling.padding_idx)
+        asked.append(table)
     return asked, world
 
 
