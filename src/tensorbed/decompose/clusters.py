@@ -88,8 +88,10 @@ class _Points:
             sums, sizes = self._sums(nearest, centres)
             empty = (sizes == 0).nonzero()[:, 0]
             moved = torch.where(sizes[:, None] > 0, sums / sizes.where(sizes > 0, 1)[:, None], centres)
-            if len(empty):
-                moved[empty] = self._farthest(nearest, centres, len(empty))
+            if len(empty):  # they take the points that are farthest from their centres
+                points = torch.cat(self._points)
+                distances = (points - centres[torch.cat(nearest)]).square().sum(1)
+                moved[empty] = points[torch.topk(distances, len(empty)).indices]
             elif sweep and bool(torch.equal(moved, centres)):
                 break
             centres = moved
@@ -110,11 +112,6 @@ class _Points:
         pieces = self._workers.map(of_piece, zip(self._points, self._weights, nearest, strict=True))
         sums, sizes = (torch.stack(parts).sum(0) for parts in zip(*pieces, strict=True))
         return sums, sizes
-
-    def _farthest(self, nearest: Sequence[Tensor], centres: Tensor, count: int) -> Tensor:  # -> (count, d)
-        pieces = zip(self._points, nearest, strict=True)
-        distances = torch.cat([(points - centres[place]).square().sum(1) for points, place in pieces])
-        return torch.cat(list(self._points))[torch.topk(distances, count).indices]
 
 
 def _far_apart(some: Tensor, count: int, generator: torch.Generator) -> Tensor:  # -> (count, d)

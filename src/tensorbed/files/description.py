@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from tensorbed.checks import require_bool, require_number
-from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding, check_mode
+from tensorbed.functional import check_mode, check_score_impl
+from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.options import check_options
 from tensorbed.nn.shorthands import TTEmbedding, TTEmbeddingBag, TTHead
 from tensorbed.nn.table import StructuredTable, identity
 from tensorbed.printable import shortened
 from tensorbed.structures.registry import read, registered
-from tensorbed.vocabulary.head_calls import check_impl
 from tensorbed.vocabulary.loss import check_budget
 
 VERSION = 2  # of descriptions; those of 1 name a layer's other names "same_as"
@@ -155,7 +155,7 @@ def _check_options(kind: type[StructuredTable], options: Mapping[str, Any]) -> N
         require_number(options["embed_scale"], "embed_scale", low=-math.inf)
     if issubclass(kind, Head):
         check_budget(options["memory_budget"])
-        check_impl(options["impl"])
+        check_score_impl(options["impl"])
 
 
 def put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from tensorbed.checks import require_bool, require_float_dtype, require_positive
 from tensorbed.dispatch import World, full_precision, world_of
 from tensorbed.fitting import check_table, fit_table, require_finite
-from tensorbed.functional import check_impl
+from tensorbed.functional import check_impl, dtype_of
 from tensorbed.nn.lazy import LazyTable, refuse_setting
 from tensorbed.nn.options import (
     GLOROT,
@@ -258,10 +258,7 @@ class StructuredTable(nn.Module):
 
     @property
     def _dtype(self) -> torch.dtype:
-        """The layer's dtype: that of the tensors which did not declare their own."""
-        names = [spec.name for spec in self.structure.tensors() if spec.dtype is None]
-        dtype: torch.dtype = getattr(self, names[0]).dtype if names else torch.get_default_dtype()
-        return dtype
+        return dtype_of(self.structure, self.params())
 
     def extra_repr(self) -> str:
         parts = [self._sizes_shown(), self.structure.kind, self.structure.describe()]

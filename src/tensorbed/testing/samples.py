@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tensorbed.backends.chain import ChainOfCores
 from tensorbed.nn import Embedding, Head
 from tensorbed.structures import Format, Params, Structure
 from tensorbed.structures.formats import Budget, RankedFormat
@@ -72,6 +71,25 @@ class Conformance:
     @pytest.fixture
     def draw(self, sample: Sample) -> Draw:
         return Draw(sample, seed=0)
+
+
+class Traced(Conformance):
+    """Compiles for tests, ``by_inductor`` the structures of these kinds; ``None`` is all of them.
+
+    Others stop before code is generated, which takes seconds for each layer and is the same for equal graphs.
+    """
+
+    by_inductor: ClassVar[Collection[str] | None] = None
+
+    def compiled(self, function: Callable[..., Any], sample: Sample) -> Any:
+        """Without a break in its graph."""
+        inductor = self.by_inductor is None or sample.structure.kind in self.by_inductor
+        return torch.compile(function, fullgraph=True, backend="inductor" if inductor else "aot_eager")
+
+    @pytest.fixture(autouse=True)
+    def compile_afresh(self) -> None:
+        """Every test compiles the same few lines of code for another layer, more often than the compiler allows."""
+        torch.compiler.reset()
 
 
 Test = TypeVar("Test", bound=Callable[..., None])
@@ -136,7 +154,6 @@ drawn = those(lambda s: s.structure.can_initialise)
 trained = those(lambda s: any(spec.trainable for spec in s.structure.tensors()))
 rounding = those(lambda s: hasattr(s.structure, "packed"))
 smooth = those(lambda s: not hasattr(s.structure, "packed"))  # differences of values would show a rounding's steps
-chains = those(lambda s: s.structure.making is ChainOfCores)  # which the compiled kernels pool
 
 
 def keeps_rows(structure: Structure) -> bool:
