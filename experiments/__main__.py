@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,21 +12,15 @@ import typer
 from typer.core import TyperGroup
 
 from experiments.lab.errors import ExperimentError, Stopped, unknown
-from experiments.lab.options import with_settings
 from experiments.lab.processes import first_process
 from experiments.lab.records import RESULTS
 from experiments.lab.rows import datasets
 from experiments.lab.search import Bench
+from experiments.lab.settings import How, with_options
+from experiments.lab.sweep import Sweep
 from experiments.lab.task import Task, find, task_folders
 
-OUT = Path("out/experiments")
-
 Name = Annotated[str, typer.Argument(metavar="TASK", help="the name of its folder")]
-Data = Annotated[Path | None, typer.Option(help="folder that holds the data; left out, what is public is taken")]
-Out = Annotated[Path, typer.Option(help="checkpoints, logs")]
-Results = Annotated[Path | None, typer.Option(help="where result lines are added; docs/results, with --smoke --out")]
-Jobs = Annotated[int, typer.Option(min=1, help="runs side by side, the cores divided among them")]
-Smoke = Annotated[bool, typer.Option("--smoke", help="tiny slices, in seconds")]
 
 
 class Tasks(TyperGroup):
@@ -52,7 +47,7 @@ def commands_of(task: Task) -> typer.Typer:
     """Training a row, with the settings of the task for options, and what commands the task has of its own."""
     help = f"{task.texts['title']}: train one row and add a line to its results."
     group = typer.Typer(help=help, add_completion=False)
-    train = with_settings(partial(train_row, task), task.settings, dataset=" or ".join(datasets(task)))
+    train = with_options(partial(train_row, task), task.settings, How, dataset=" or ".join(datasets(task)))
     group.callback(invoke_without_command=True, help=help)(train)
     for name, more in task.commands.items():
         group.command(name)(more)
@@ -62,44 +57,24 @@ def commands_of(task: Task) -> typer.Typer:
 def train_row(
     task: Task,
     options: dict[str, Any],
+    how: dict[str, Any],
     *,
     ctx: typer.Context,
     config: Annotated[str | None, typer.Option(help="a row, such as dataset-full, or a TOML file")] = None,
-    data: Data = None,
-    out: Out = OUT,
-    results: Results = None,
-    smoke: Smoke = False,
-    search: Annotated[bool, typer.Option("--search", help="a point of the grid: short, validation only")] = False,
-    kind: Annotated[str, typer.Option(hidden=True)] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="go on from the checkpoint in --out")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="begin anew where there is a checkpoint")] = False,
-    resume_if_possible: Annotated[bool, typer.Option(hidden=True)] = False,
-    checkpoint_steps: Annotated[int | None, typer.Option(min=1)] = None,
-    checkpoint_minutes: Annotated[float, typer.Option(min=0)] = 5.0,
-    accumulate: Annotated[int, typer.Option(min=1, help="pieces a batch is computed in")] = 1,
-    fsdp: Annotated[bool, typer.Option("--fsdp", help="shard the model over processes (torchrun)")] = False,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="write logs below --out")] = False,
-    keep_model: Annotated[bool, typer.Option("--keep-model", help="leave the trained model in --out")] = False,
 ) -> None:
     """One run, and what came of it; nothing, where one of the task's own commands is asked for."""
     if ctx.invoked_subcommand is not None:
         return
-    from experiments.lab.run import When, run
-    from experiments.lab.training import How
+    from experiments.lab.run import run
 
-    how = How(data, out, resume, checkpoint_steps, checkpoint_minutes, accumulate, fsdp, tensorboard, keep_model)
-    when = When(restart, resume_if_possible, smoke, "search" if search else kind)
-    told = run(task, config, options, how, results, when)
+    told = run(task, config, options, How(**how))
     if first_process():
         print(told)
 
 
-def swept(task: Task, data: Path | None, out: Path, results: Path | None, jobs: int, smoke: bool) -> Any:
-    """A sweep over the places that were given."""
-    from experiments.lab.sweep import Sweep
-
-    bench = Bench(task, (results or (out if smoke else RESULTS)).resolve())
-    return Sweep(bench, data and data.resolve(), out.resolve(), jobs, smoke)
+def sweeping(function: Callable[..., None]) -> None:
+    """A command that makes runs, with the options of a sweep."""
+    app.command(function.__name__)(with_options(function, Sweep))
 
 
 def check_failed(failed: list[str]) -> None:
@@ -108,37 +83,34 @@ def check_failed(failed: list[str]) -> None:
         raise ExperimentError(f"{len(failed)} runs failed: {', '.join(failed)}. The same command retries them.")
 
 
-@app.command()
+@sweeping
 def sweep(
+    given: dict[str, Any],
+    *,
     task: Name,
-    data: Data = None,
-    out: Out = OUT,
-    results: Results = None,
-    jobs: Jobs = 1,
     seeds: Annotated[int | None, typer.Option(min=1, help="only so many seeds of each row")] = None,
-    smoke: Smoke = False,
 ) -> None:
     """Run all rows of a task that have no results yet; stopped and started again, it goes on."""
-    check_failed(swept(find(task), data, out, results, jobs, smoke).run(seeds))
+    check_failed(Sweep(find(task), **given).run(seeds))
 
 
-@app.command()
+@sweeping
 def league(
+    given: dict[str, Any],
+    *,
     task: Name,
     budgets: Annotated[str | None, typer.Option(help="how many times smaller, with commas, such as 8,40")] = None,
     formats: Annotated[str | None, typer.Option(help="with commas; left out, all that can be trained")] = None,
-    seeds: Annotated[int | None, typer.Option(min=1, help="of each cell")] = None,
-    data: Data = None,
-    out: Out = OUT,
-    results: Results = None,
-    jobs: Jobs = 1,
-    smoke: Smoke = False,
+    seeds: Annotated[int | None, typer.Option(min=1, help="of the full table and the best of each budget")] = None,
 ) -> None:
-    """Run one task over formats at equal stored bytes; stopped and started again, it goes on."""
+    """Run one task over formats at equal stored bytes and report it; stopped and started again, it goes on."""
     from experiments.lab.league import league_of
 
-    sweep = swept(find(task), data, out, results, jobs, smoke)
-    check_failed(league_of(sweep.bench, formats, budgets, seeds).run(sweep))
+    sweep = Sweep(find(task), **given)
+    failed = league_of(sweep.bench, formats, budgets, seeds).run(sweep)
+    if sweep.bench.recorded("league"):
+        tell_reports(sweep.bench)
+    check_failed(failed)
 
 
 @app.command()
@@ -147,15 +119,20 @@ def report(
     results: Annotated[Path, typer.Option(help="folder with the result lines; the report is written there")] = RESULTS,
 ) -> None:
     """Turn result lines into tables, as Markdown and as one page with plots."""
-    from experiments.lab.report import reports
-
     benches = [Bench(find(name), results) for name in ([task] if task else task_folders())]
     chosen = benches if task else [bench for bench in benches if bench.file().exists() or bench.file("league").exists()]
     if not chosen:
         raise ExperimentError(f"{results} has no runs to report; experiments sweep TASK makes them.")
     for bench in chosen:
-        for told in reports(bench):
-            print(told)
+        tell_reports(bench)
+
+
+def tell_reports(bench: Bench) -> None:
+    """Write them, and say where."""
+    from experiments.lab.report import reports
+
+    for told in reports(bench):
+        print(told)
 
 
 @app.command()
@@ -164,7 +141,7 @@ def speed(
     dataset: Annotated[str | None, typer.Option(help="left out, the first one")] = None,
     rows: Annotated[str | None, typer.Option(help="the one to compare with first, with commas; left out, all")] = None,
     steps: Annotated[int, typer.Option(min=2)] = 20,
-    data: Data = None,
+    data: Annotated[Path | None, typer.Option(help="folder that holds the data")] = None,
 ) -> None:
     """Training speed of rows against the first one, in turns; tokens a second."""
     from experiments.lab.speed import speeds

@@ -106,17 +106,17 @@ class Maker {
   std::vector<std::int8_t> numbers_;
 };
 
-// Rows of `index` from first to last, side by side.
+// Rows of `index` from first to last.
 template <class T, class S>
-void make_rows(const Coded& coded, const Int* index, Int first, Int last, S* out) {
+void make_rows(const Coded& coded, const Indices& index, Int first, Int last, S* out) {
   Maker<T, S> make(coded);
   std::vector<T> row(sizeof(S) == sizeof(T) ? 0 : coded.cols);
   for (Int i = first; i < last; ++i) {
-    S* to = out + i * coded.cols;
+    S* to = out + (index.at ? index.at[i] : i) * coded.cols;
     if constexpr (sizeof(S) == sizeof(T)) {
-      make(index[i], to);
+      make(index.row[i], to);
     } else {
-      make(index[i], row.data());
+      make(index.row[i], row.data());
       copy_out(coded.cols, row.data(), to);
     }
   }

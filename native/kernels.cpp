@@ -211,9 +211,9 @@ void probabilities(const Tile& tile, const Softmax& softmax, int threads) {
   cut(worth(tile), tile.rows, 1, threads, [&](Int first, Int last) { probable_rows(tile, first, last, softmax); });
 }
 
-void coded_rows(Type type, const Coded& coded, const Int* index, Int count, void* out, int threads) {
+void coded_rows(Type type, const Coded& coded, const Indices& index, void* out, int threads) {
   with_numbers(type, [&]<class T, class S>(T, S) {
-    cut(count * coded.cols >= codes_from, count, 1, threads, [&](Int first, Int last) {
+    cut(index.count * coded.cols >= codes_from, index.count, 1, threads, [&](Int first, Int last) {
       make_rows<T, S>(coded, index, first, last, static_cast<S*>(out));
     });
   });

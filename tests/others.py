@@ -49,6 +49,14 @@ class Scaled(Format):
 
 
 @dataclass(frozen=True)
+class Unfitted(Format):
+    """One without a fit."""
+
+    def bind(self, budget):
+        return ScaledMatrix(budget.rows, budget.cols)
+
+
+@dataclass(frozen=True)
 class CodedMatrix(Structure):
     """Integer codes, a number a row, and what follows from that: no draw, no exact fit."""
 
@@ -78,6 +86,24 @@ class Coded(Format):
     def fit(self, table, budget):
         scale = table.double().abs().amax(1, keepdim=True) / 127
         return Fit(self.bind(budget), {"codes": (table / scale).round().to(torch.int8), "scale": scale})
+
+
+@dataclass(frozen=True)
+class Packed(Format):
+    """What a format that rounds becomes once it is packed."""
+
+    format: Format
+
+    def bind(self, budget):
+        return self._packed(self.format.bind(budget))[0]
+
+    def fit(self, table, budget):
+        found = self.format.fit(table, budget)
+        return Fit(*found.structure.packed(found.params))
+
+    @staticmethod
+    def _packed(structure):
+        return structure.packed({spec.name: torch.zeros(spec.shape) for spec in structure.tensors()})
 
 
 ScaledMatrix.kind = "scaled"

@@ -13,6 +13,7 @@ import tensorbed
 from tensorbed.backends import native
 from tensorbed.cli.commands import app, terminal
 from tensorbed.cli.inspection import inspect
+from tensorbed.compress.report import Entry, Report
 from tensorbed.info import info
 from tensorbed.printable import printable
 
@@ -287,19 +288,8 @@ def test_messages_do_not_command_the_terminal():
 
 
 def test_tables_for_people_have_no_markup(capsys):
-    entry = SimpleNamespace(
-        names=(EVIL, "[bold]x[/bold]\\"),
-        format="[blue]",
-        rows=3,
-        cols=2,
-        error=None,
-        ratio=2.0,
-        bytes_before=8,
-        bytes_after=4,
-    )
-    report = SimpleNamespace(
-        entries=[entry], left={EVIL: "[/]"}, warnings=[EVIL], notes=[EVIL], ratio=2.0, bytes_before=8, bytes_after=4
-    )
+    entry = Entry((EVIL, "[bold]x[/bold]\\"), 3, 2, "[blue]", 2, 1, 8, 4, error=0.5, same_rows_as=EVIL)
+    report = Report((entry,), 2, 1, 8, 4, left={EVIL: "[/]"})
     done = SimpleNamespace(
         report=report, notes=[EVIL], out=EVIL, source="[x]", disk_before=8, disk_after=4, unpacked=None
     )

@@ -371,7 +371,7 @@ def test_numbers_do_not_become_counts_in_silence(tmp_path):
     tb.save(Model(), path)
     name = "body.1.num_batches_tracked"
     restored(path, **{name: load_file(path)[name].float()})
-    with pytest.raises(ValueError, match=f"{name} is F32 there, and here torch.int64"):
+    with pytest.raises(ValueError, match=f"{name} is torch.float32 there, and here torch.int64"):
         tb.load(path, into=Model())
 
 

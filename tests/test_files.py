@@ -483,7 +483,7 @@ def test_folders_that_cannot_be_opened_are_not_an_error(tmp_path, flushed_on_win
 
 def test_folders_of_models_are_put_in_place_on_windows_too(tmp_path, flushed_on_windows):
     pytest.importorskip("transformers")
-    from tensorbed.integrations.transformers.placing import put_in_place
+    from tensorbed.integrations.transformers.compressing import put_in_place
 
     with put_in_place(tmp_path / "out") as part:
         (part / "inside").mkdir()

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 import tensorbed as tb
-from tensorbed.compress.budgets import parsed_bytes
-from tensorbed.compress.planning import _chosen
+from tensorbed.compress.planning import _chosen, parsed_bytes
 from tensorbed.compress.report import Option
 
 

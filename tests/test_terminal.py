@@ -9,6 +9,7 @@ from torch import nn
 import tensorbed as tb
 from tensorbed.cli import terminal
 from tensorbed.cli.inspection import inspect
+from tensorbed.compress.report import Entry, Report
 
 NAMES = ("model.language_model.embed_tokens_per_layer", "embeddings.word_embeddings = lm_head")
 
@@ -16,14 +17,18 @@ MINILM = ("embeddings.word_embeddings", "auto_model.embeddings.position_embeddin
 
 
 def entry(name):
-    sizes = {"rows": 30_522, "cols": 384, "ratio": 7.5, "bytes_before": 46_880_000, "bytes_after": 6_250_000}
-    return SimpleNamespace(names=(name,), format="product_quantized, parts=192 of 2", error=0.089, **sizes)
+    sizes = {
+        "numbers_before": 11_720_448,
+        "numbers_after": 5_960_000,
+        "bytes_before": 46_880_000,
+        "bytes_after": 6_250_000,
+    }
+    return Entry((name,), 30_522, 384, "product_quantized, parts=192 of 2", error=0.089, **sizes)
 
 
 def shown(monkeypatch, capsys, width):
     monkeypatch.setattr(terminal, "_WIDE", width)
-    sizes = {"ratio": 1.81, "bytes_before": 90_860_000, "bytes_after": 50_230_000}
-    report = SimpleNamespace(entries=list(map(entry, NAMES)), left={}, notes=[], warnings=[], **sizes)
+    report = Report(tuple(map(entry, NAMES)), 22_715_000, 16_954_000, 90_860_000, 50_230_000, left={})
     disk = {"disk_before": 90_870_000, "disk_after": 50_240_000, "unpacked": None}
     terminal.show_compressed(SimpleNamespace(report=report, notes=[], out="small", source="large", **disk))
     return capsys.readouterr().out.splitlines()

@@ -73,18 +73,21 @@ def by_length(texts: Sequence[Sequence[int]], labels: Sequence[int]) -> tuple[Ba
 class Epochs:
     """Groups of rows, of which each is shuffled and cut into batches; the batches are shuffled.
 
-    The last batch of a group may be smaller. Without a seed all stays in the order it lies in.
+    The last batch of a group may be smaller. Without a seed all stays in the order it lies in. Validations are due so
+    many times an epoch.
     """
 
-    def __init__(self, groups: Sequence[Batch], size: int, seed: int | None = None, epochs: int = 1) -> None:
-        self.groups, self.size, self.seed = tuple(groups), size, seed
-        self.ends = tuple(len(self) * (epoch + 1) for epoch in range(epochs))
+    def __init__(
+        self, groups: Sequence[Batch], size: int, seed: int | None = None, epochs: int = 1, validations: int = 1
+    ) -> None:
+        self.groups, self.size, self.seed, self.epochs = tuple(groups), size, seed, epochs
+        self.ends = evenly(epochs * len(self), epochs * validations)
 
     def __len__(self) -> int:
         return sum(-(-group.rows // self.size) for group in self.groups)
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
-        for epoch in range(start // len(self), len(self.ends)):
+        for epoch in range(start // len(self), self.epochs):
             yield from self.epoch(epoch, max(0, start - epoch * len(self)))
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:

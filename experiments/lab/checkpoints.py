@@ -14,11 +14,12 @@ import torch
 
 from experiments.lab.errors import ExperimentError
 from experiments.lab.files import write_whole
-from experiments.lab.settings import S, Settings, made
+from experiments.lab.processes import started
+from experiments.lab.settings import How, S, Settings, made
 
 NAME = "checkpoint.pt"
 MODEL = "model.pt"
-CONTENT = ("model", "optimizer", "scheduler", "processes", "source", "state", "best", "data", "fsdp")
+CONTENT = ("model", "optimizer", "scheduler", "processes", "source", "state", "best", "data")
 
 
 @dataclass
@@ -33,9 +34,10 @@ class Checkpoints:
     _time: float = field(default_factory=time.monotonic)
 
     @classmethod
-    def of(cls, task: str, settings: Settings, out: Path, *due: Any) -> Checkpoints:
-        folder = out / task / f"{settings.dataset}-{settings.row}-{settings.seed}"
-        return cls(folder, {"task": task, **settings.as_record()}, *due)
+    def of(cls, task: str, settings: Settings, how: How) -> Checkpoints:
+        folder = how.out / task / f"{settings.dataset}-{settings.row}-{settings.seed}"
+        told = {"task": task, **settings.as_record(), "fsdp": how.fsdp, "processes": started()}
+        return cls(folder, told, how.checkpoint_steps, how.checkpoint_minutes)
 
     @property
     def path(self) -> Path:
@@ -116,7 +118,8 @@ def trained(path: Path, task: str, kind: type[S]) -> tuple[S, dict[str, Any]]:
     told = dict(content["settings"])
     if (other := told.pop("task", None)) != task:
         raise ExperimentError(f"{file} is a model of the task {other}, not of {task}.")
-    return made(kind, {name: value for name, value in told.items() if name != "fingerprint"}), content["best"]
+    own = {name: value for name, value in told.items() if name not in ("fingerprint", "fsdp", "processes")}
+    return made(kind, own), content["best"]
 
 
 def _read(path: Path, wanted: Iterable[str], advice: str) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 from experiments.lab import formats
 from experiments.lab.errors import ExperimentError
 from experiments.lab.records import append
+from experiments.lab.report.league import Standings
 from experiments.lab.rows import configured, datasets
 from experiments.lab.search import Bench
 from experiments.lab.settings import Settings
@@ -16,7 +17,6 @@ from experiments.lab.sweep import Cell, Sweep
 from experiments.lab.task import Task
 from experiments.lab.training import named
 
-T = TypeVar("T")
 _MOST = 2.0**40  # times smaller than anything is
 
 
@@ -28,55 +28,74 @@ class League:
     config: str
     formats: tuple[str, ...]
     budgets: tuple[float, ...]
-    seeds: int = 1
+    seeds: int = 1  # of the full table, and of the best at each budget; of all others one
+    best: int = 2  # how many those are
 
     def cells(self) -> list[Cell]:
-        """The full table, then budget by budget every format; seed by seed."""
-        shared = dict(self.bench.plan.league.get("options", {}))
-        sizes = [{"format": name, "ratio": budget} for budget in self.budgets for name in self.formats]
-        of_seed = [{}, *sizes]
-        return [
-            Cell(self.config, {**size, **shared, "seed": seed}, "league")
-            for seed in range(self.seeds)
-            for size in of_seed
-        ]
+        """The full table, then budget by budget every format."""
+        return self.cells_of([(formats.FULL, None), *((name, size) for size in self.budgets for name in self.formats)])
+
+    def finals(self) -> list[Cell]:
+        """More seeds: who is among the best is told by the first ones on validation, whatever these will say."""
+        standings = Standings(self.bench)
+        best = [(name, size) for size in self.budgets for name in standings.first_seeds(size)[: self.best]]
+        return [cell for k in range(1, self.seeds) for cell in self.cells_of([(formats.FULL, None), *best], k)]
+
+    def cells_of(self, sized: Iterable[tuple[str, float | None]], seed: int = 0) -> list[Cell]:
+        shared = self.bench.plan.league.get("options", {})
+        options = [{"format": name, "ratio": size} if size else {} for name, size in sized]
+        return [Cell(self.config, {**one, **shared, "seed": seed}, "league") for one in options]
 
     def run(self, sweep: Sweep) -> list[str]:
-        """Every cell that has no line; one that cannot be gets its line at once. The names of those that failed."""
+        """Every cell that has no line, then the finals; the names of those that failed."""
+        failed = sweep.do(self.possible(sweep, self.cells()))
+        return failed + sweep.do(self.possible(sweep, self.finals()))
+
+    def possible(self, sweep: Sweep, cells: list[Cell]) -> list[Cell]:
+        """Of cells without a line those that can be; one that cannot gets its line at once."""
         todo = []
-        for cell in sweep.missing(self.cells()):
+        for cell in sweep.missing(cells):
             settings = sweep.settings(cell)
             most = largest_ratio(self.bench.task, settings, settings.ratio or 1.0)
             if most < (settings.ratio or 1.0):
                 append(self.bench.file("league"), {**named(self.bench.task, settings), "largest_ratio": most})
             else:
                 todo.append(cell)
-        sweep.console.print(f"{len(self.cells())} cells in the league, {len(todo)} of them to be run")
-        with sweep.ready() as pool:
-            return sweep.do(todo, pool)
+        sweep.console.print(f"{len(cells)} cells of the league, {len(todo)} of them to be run")
+        return todo
 
 
 def league_of(bench: Bench, names: str | None, budgets: str | None, seeds: int | None) -> League:
     """From what is typed, or else from the task's plan, or else of all formats that can be trained."""
     told = bench.plan.league
     config = told.get("config", f"{datasets(bench.task)[0]}-{formats.FULL}")
-    chosen = split(names) if names else trainable(bench.task, configured(bench.task, config, {}))
-    canonical = [name for name in map(formats.canonical, chosen) if name != formats.FULL]
-    if without := [name for name in canonical if not formats.has(name, "ratio")]:
-        raise ExperimentError(f'format "{without[0]}" has no ratio: it cannot be made to fit a budget.')
+    full = configured(bench.task, config, {})
+    chosen = map(formats.canonical, split(names)) if names else trainable(bench.task, full)
+    competing = dict.fromkeys(name for name in chosen if name != formats.FULL)
+    for name in competing:
+        if not formats.has(name, "ratio"):
+            raise ExperimentError(f'format "{name}" has no ratio: it cannot be made to fit a budget.')
+        if not drawn(bench.task, replace(full, format=name, ratio=2.0)):
+            bench.task.check_tables(replace(full, format=name, ratio=2.0))  # says why
     try:
-        sizes = [float(text) for text in split(budgets)] if budgets else [float(size) for size in told["budgets"]]
+        sizes = [float(text) for text in budgets.split(",")] if budgets else [float(size) for size in told["budgets"]]
     except (ValueError, KeyError):
         raise ExperimentError(f"--budgets {budgets}: numbers are needed, with commas, such as 8,40.") from None
     if wrong := [size for size in sizes if not 1 < size < _MOST]:
         raise ExperimentError(f"--budgets {wrong[0]:g}: how many times smaller tables are to be, above 1.")
-    return League(bench, config, unique(canonical), unique(sorted(sizes)), seeds or told.get("seeds", 1))
+    known = {"seeds": seeds or told.get("seeds", 1), "best": told.get("best", 2)}
+    return League(bench, config, tuple(competing), tuple(sorted(set(sizes))), **known)
 
 
 def trainable(task: Task, settings: Settings) -> list[str]:
     """Every format of the registry that has a ratio, and tables of which can be drawn."""
     having = [name for name in formats.known() if formats.has(name, "ratio")]
-    return [name for name in having if fits(task, replace(settings, format=name, ratio=1.001))]
+    return [name for name in having if drawn(task, replace(settings, format=name, ratio=2.0))]
+
+
+def drawn(task: Task, settings: Settings) -> bool:
+    """Whether tables of the format can be drawn in some size or other."""
+    return any(fits(task, replace(settings, ratio=ratio)) for ratio in (1.001, 2.0, 8.0, 32.0))
 
 
 def largest_ratio(task: Task, settings: Settings, enough: float = _MOST) -> float:
@@ -101,13 +120,8 @@ def fits(task: Task, settings: Settings) -> bool:
 
 def split(text: str) -> list[str]:
     """At commas that stand in no brackets."""
-    parts, depth = [""], 0
-    for sign in text:
-        depth += (sign == "(") - (sign == ")")
-        parts = [*parts, ""] if sign == "," and not depth else [*parts[:-1], parts[-1] + sign]
-    return [part.strip() for part in parts if part.strip()]
-
-
-def unique(values: Iterable[T]) -> tuple[T, ...]:
-    """Each once, in their order."""
-    return tuple(dict.fromkeys(values))
+    try:
+        parts = ast.parse(f"[{text.strip(', ')}]", mode="eval").body
+    except SyntaxError:
+        return [text]  # which no format is
+    return [ast.unparse(part) for part in getattr(parts, "elts", [parts])]

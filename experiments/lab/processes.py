@@ -22,6 +22,11 @@ def first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
+def started() -> int:
+    """How many processes torchrun has started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
 def random_state(device: torch.device) -> list[Tensor]:
     """Of the processor, and of the accelerator where there is one."""
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
@@ -40,13 +45,11 @@ def accelerator_of(precision: str) -> Accelerator:
 
     mixed = "bf16" if precision == "bf16" else "no"
     accelerator = Accelerator(cpu=not torch.cuda.is_available(), mixed_precision=mixed)
-    wanted = int(os.environ.get("WORLD_SIZE", "1"))
     if "MASTER_ADDR" in os.environ and "WORLD_SIZE" not in os.environ:  # accelerate launch on CPU does this
         raise ExperimentError("several processes were asked for and one was started; start them with torchrun.")
-    if accelerator.num_processes != wanted:
-        raise ExperimentError(
-            f"{wanted} processes were started, accelerate uses {accelerator.num_processes}; start them with torchrun."
-        )
+    if accelerator.num_processes != started():
+        used = f"accelerate uses {accelerator.num_processes}"
+        raise ExperimentError(f"{started()} processes were started, {used}; start them with torchrun.")
     return accelerator
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 
 from experiments.lab import formats
 from experiments.lab.errors import ExperimentError, unknown
-from experiments.lab.settings import Settings, checked, hints, made, read_toml
+from experiments.lab.settings import Settings, checked, made, read_toml, types_of
 from experiments.lab.task import Task
 
 Run = tuple[str, str, int]  # dataset, row and seed
@@ -56,15 +56,16 @@ def plan(task: Task) -> Plan:
     """From the file, or every row once where there is none."""
     path = task.configs / "sweep.toml"
     told = read_toml(path) if path.exists() else {}
-    blocks = told.get("runs") or [{"dataset": row.dataset, "rows": [row.row]} for row in all_rows(task)]
+    every = (configured(task, name, {}) for name in row_names(task))
+    blocks = told.get("runs") or [{"dataset": row.dataset, "rows": [row.row]} for row in every]
     searched, league = told.get("search", {}), told.get("league", {})
     _check_keys("", told, ("runs", "search", "league"))
     for block in blocks:
         _check_keys(", [[runs]]", block, ("dataset", "rows", "seeds"), 2)
     for dataset, search in searched.items():
         _check_keys(f", [search.{dataset}]", search, ("grid", "rows", "seeds", "options"), 2)
-        _check_keys(f", [search.{dataset}]", search["grid"], list(hints(task.settings)))
-    _check_keys(", [league]", league, ("config", "budgets", "seeds", "options"))
+        _check_keys(f", [search.{dataset}]", search["grid"], list(types_of(task.settings)))
+    _check_keys(", [league]", league, ("config", "budgets", "seeds", "best", "options"))
     runs = [(b["dataset"], row, seed) for b in blocks for seed in range(b.get("seeds", 1)) for row in b["rows"]]
     searches = {}
     for dataset, search in searched.items():
@@ -84,19 +85,22 @@ def _check_keys(where: str, table: Mapping[str, Any], known: Sequence[str], need
         raise ExperimentError(f"sweep.toml{where}: {missing[0]} is missing.")
 
 
+def defaults(task: Task) -> dict[str, dict[str, Any]]:
+    """What rows have in common: ``all`` of them, those of each dataset, and ``smoke``, runs of seconds."""
+    contents = read_toml(task.configs / "defaults.toml")
+    for name, content in contents.items():
+        checked(task.settings, content, f"defaults.toml, [{name}]: ")
+    return contents
+
+
 def datasets(task: Task) -> list[str]:
     """Those with defaults."""
-    return [name for name in read_toml(task.configs / "defaults.toml") if name not in ("all", "smoke")]
+    return [name for name in defaults(task) if name not in ("all", "smoke")]
 
 
 def row_names(task: Task) -> list[str]:
     """Every row there is a file for."""
     return sorted(path.stem for path in task.configs.glob("*-*.toml"))
-
-
-def all_rows(task: Task) -> Iterator[Settings]:
-    """As they stand in their files."""
-    return (configured(task, name, {}) for name in row_names(task))
 
 
 def configured(
@@ -123,24 +127,15 @@ def configured(
     given = {**row, **on_top}
     if "dataset" not in given:
         raise ExperimentError(f"{where}dataset is missing.")
-    common = {**defaults(task, given["dataset"], where), **(beneath or {})}
+    if given["dataset"] not in datasets(task):
+        raise unknown("dataset", given["dataset"], datasets(task), where)
+    common = {**defaults(task).get("all", {}), **defaults(task)[given["dataset"]], **(beneath or {})}
     return made(task.settings, {**common, "row": path.stem, **given}, where)
-
-
-def defaults(task: Task, dataset: str, where: str = "") -> dict[str, Any]:
-    """What all rows of a dataset have in common, from ``defaults.toml``."""
-    contents = read_toml(task.configs / "defaults.toml")
-    if dataset not in datasets(task):
-        raise unknown("dataset", dataset, datasets(task), where)
-    for name, content in contents.items():
-        checked(task.settings, content, f"defaults.toml, [{name}]: ")
-    return {**contents.get("all", {}), **contents[dataset], "dataset": dataset}
 
 
 def smoke(task: Task, settings: Settings) -> Settings:
     """The same row in seconds, as ``defaults.toml`` says, under a name of its own."""
-    tiny = read_toml(task.configs / "defaults.toml").get("smoke", {})
-    return replace(settings, row=f"{settings.row}-smoke", **tiny)
+    return replace(settings, row=f"{settings.row}-smoke", **defaults(task).get("smoke", {}))
 
 
 def changed(row: Settings, settings: Settings, given: Mapping[str, Any]) -> str:

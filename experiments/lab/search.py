@@ -11,9 +11,9 @@ from statistics import fmean
 from typing import Any
 
 from experiments.lab.errors import unknown
-from experiments.lab.records import lines_file, read
+from experiments.lab.records import RESULTS, lines_file, read
 from experiments.lab.rows import Plan, Point, changed, configured, datasets, plan, smoke
-from experiments.lab.settings import Settings, recorded
+from experiments.lab.settings import Places, Settings, recorded
 from experiments.lab.task import Task
 
 Scores = dict[Point, float]
@@ -36,6 +36,11 @@ class Bench:
     @cached_property
     def plan(self) -> Plan:
         return plan(self.task)
+
+    @classmethod
+    def of(cls, task: Task, places: Places) -> Bench:
+        """Results are with those of the project, where nothing is said; of tiny runs with what else they leave."""
+        return cls(task, places.results or (places.out if places.smoke else RESULTS))
 
     def file(self, kind: str = "") -> Path:
         """The lines of runs, of a search or of a league."""

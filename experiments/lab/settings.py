@@ -6,16 +6,19 @@ A task adds fields of its own in a subclass. A field's help makes it an option o
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
 from types import NoneType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
+
+import typer
 
 from experiments.lab import formats
 from experiments.lab.errors import ExperimentError, unknown
@@ -24,7 +27,9 @@ from experiments.lab.optimisers import OPTIMIZERS, SCHEDULES
 
 _LIMITS = ("least", "above", "below", "choices")
 _NAME = re.compile(r"[\w=+-][\w=+.-]{0,99}", re.ASCII)  # a row's name is a folder's too
+_PLAIN: dict[Any, Any] = {str: str, bool: bool, int: int, float: (int, float), NoneType: NoneType}
 S = TypeVar("S", bound="Settings")
+types_of: Callable[[Any], dict[str, Any]] = cache(get_type_hints)  # thousands of lines are read
 
 
 def option(default: Any, help: str | None = None, **limits: Any) -> Any:
@@ -33,7 +38,55 @@ def option(default: Any, help: str | None = None, **limits: Any) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class Checked:
+    """Fields that are what their limits allow."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            _check(each.name, getattr(self, each.name), each.metadata)
+
+
+def _check(name: str, value: Any, told: Mapping[str, Any]) -> None:
+    if value is None or not told:
+        return
+    if told["choices"] is not None and value not in told["choices"]:
+        raise unknown(name, value, told["choices"])
+    least, above, below = told["least"], told["above"], math.inf if told["below"] is None else told["below"]
+    if least is not None and not least <= value < below:
+        limit = "" if below == math.inf else f" and below {below}"
+        raise ExperimentError(f"{name}={value}: it must be at least {least}{limit}.")
+    if above is not None and not above < value < below:
+        raise ExperimentError(f"{name}={value}: it must be above {above} and finite.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places(Checked):
+    """Where runs read and write."""
+
+    data: Path | None = option(None, "folder that holds the data; left out, what is public is taken")  # noqa: RUF009
+    out: Path = option(Path("out/experiments"), "checkpoints, logs; left out, out/experiments")  # noqa: RUF009
+    results: Path | None = option(None, "where lines are added; docs/results, with --smoke --out")  # noqa: RUF009
+    smoke: bool = option(False, "tiny slices, in seconds")
+
+
+@dataclass(frozen=True, kw_only=True)
+class How(Places):
+    """What is no part of a run's configuration: beside places, what becomes of a checkpoint, and in what it is made."""
+
+    kind: str = option("", "search (a point of its grid, validation only) or league", choices=("", "search", "league"))
+    resume: bool = option(False, "go on from the checkpoint in --out")
+    restart: bool = option(False, "begin anew where there is a checkpoint")
+    resume_if_possible: bool = option(False)
+    checkpoint_steps: int | None = option(None, "between checkpoints, at most", least=1)
+    checkpoint_minutes: float = option(5.0, "between checkpoints, at most; 5", least=0)
+    accumulate: int = option(1, "pieces a batch is computed in", least=1)
+    fsdp: bool = option(False, "shard the model over processes (torchrun)")
+    tensorboard: bool = option(False, "write logs below --out")
+    keep_model: bool = option(False, "leave the trained model in --out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(Checked):
     """One run of one row. Every field can stand in a TOML file; ``shape`` is ``(row_factors, col_factors)``."""
 
     dataset: str = option("", "what to train on")
@@ -56,17 +109,17 @@ class Settings:
     seed: int = option(0, "left out, the row's own, or 0", least=0, below=2**32)
 
     def __post_init__(self) -> None:
-        for each in fields(self):
-            _check(each.name, getattr(self, each.name), each.metadata)
+        super().__post_init__()
         if not _NAME.fullmatch(self.row):
             raise ExperimentError(f"row={self.row!r}: a name of letters, digits and - _ = + . is needed, 100 at most.")
         formats.check_sizes(self.format, self.sizes())
 
     def sizes(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in formats.SIZES}
+        return {name: value for name in formats.SIZES if (value := getattr(self, name)) is not None}
 
-    def table_format(self) -> Any:
-        return formats.made(self.format, self.sizes())
+    def table_format(self, rows: int, cols: int) -> Any:
+        """For a table of this size."""
+        return formats.made(self.format, self.sizes(), rows, cols)
 
     def fingerprint(self) -> str:
         """The same for the same configuration whatever the seed: rows of a table have to agree in it."""
@@ -77,17 +130,34 @@ class Settings:
         return {**asdict(self), "fingerprint": self.fingerprint()}
 
 
-def _check(name: str, value: Any, told: Mapping[str, Any]) -> None:
-    if value is None or not told:
-        return
-    if told["choices"] is not None and value not in told["choices"]:
-        raise unknown(name, value, told["choices"])
-    least, above, below = told["least"], told["above"], math.inf if told["below"] is None else told["below"]
-    if least is not None and not least <= value < below:
-        limit = "" if below == math.inf else f" and below {below}"
-        raise ExperimentError(f"{name}={value}: it must be at least {least}{limit}.")
-    if above is not None and not above < value < below:
-        raise ExperimentError(f"{name}={value}: it must be above {above} and finite.")
+def with_options(
+    function: Callable[..., None], *kinds: type[Checked], names: Iterable[str] | None = None, **helps: str
+) -> Callable[..., None]:
+    """A function for typer, with an option for each field of some kinds, or for those that are named.
+
+    The function takes first, for each kind, a dictionary of the options that were given.
+    """
+    told: list[dict[str, Any]] = [{} for _ in kinds]
+    for kind, options in zip(kinds, told, strict=True):
+        for each in fields(kind):
+            if each.metadata and (names is None or each.name in names):  # names and shapes stand in files
+                help = helps.get(each.name, each.metadata["help"])
+                named = f"--{each.name.replace('_', '-')}"  # no --no- beside a flag
+                options[each.name] = Annotated[
+                    types_of(kind)[each.name] | None, typer.Option(named, help=help, hidden=help is None)
+                ]
+
+    def command(**given: Any) -> None:
+        values = [{name: given.pop(name) for name in options} for options in told]
+        function(*({name: value for name, value in of.items() if value is not None} for of in values), **given)
+
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[len(kinds) :]
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    every = [inspect.Parameter(name, by_name, default=None, annotation=of[name]) for of in told for name in of]
+    command.__signature__ = inspect.Signature([*every, *own])  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in [*every, *own]}
+    command.__doc__ = function.__doc__
+    return command
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -100,17 +170,9 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ExperimentError(f"{path} is no TOML file: {error}.") from None
 
 
-def hints(kind: Any) -> dict[str, Any]:
-    """The types of all settings, looked up once: thousands of lines are read."""
-    return _hints(kind)
-
-
-_hints = cache(get_type_hints)
-
-
 def checked(kind: type[Settings], values: Mapping[str, Any], where: str) -> None:
     """Only names of settings, with values of their types."""
-    types = hints(kind)
+    types = types_of(kind)
     for name, value in values.items():
         if name not in types:
             raise unknown("key", name, types, where)
@@ -119,9 +181,6 @@ def checked(kind: type[Settings], values: Mapping[str, Any], where: str) -> None
         if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in wanted):
             said = " or ".join(getattr(one, "__name__", str(one)) for one in wanted if one is not NoneType)
             raise ExperimentError(f"{where}{name} = {value!r} should be {said}.")
-
-
-_PLAIN: dict[Any, Any] = {str: str, bool: bool, int: int, float: (int, float), NoneType: NoneType}
 
 
 def made(kind: type[S], values: Mapping[str, Any], where: str = "") -> S:

@@ -11,8 +11,9 @@ from statistics import median
 
 from experiments.lab.errors import ExperimentError
 from experiments.lab.rows import configured
+from experiments.lab.settings import How
 from experiments.lab.task import Task
-from experiments.lab.training import How, Training
+from experiments.lab.training import Training
 
 
 @dataclass(frozen=True)

@@ -3,57 +3,27 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
 from experiments.lab.errors import Stopped
 from experiments.lab.files import check_folder, writable_folder
+from experiments.lab.processes import Interrupts
 from experiments.lab.rows import Run
 from experiments.lab.search import Bench
-from experiments.lab.settings import Settings
+from experiments.lab.settings import Places, Settings, option
+from experiments.lab.task import Task
 from provenance import ROOT
-
-
-class Children:
-    """Processes that are ended together, and after that none is started."""
-
-    def __init__(self) -> None:
-        self.stopping = False
-        self._running: set[subprocess.Popen[bytes]] = set()
-        self._lock = threading.RLock()
-
-    def run(self, command: Sequence[str], **options: Any) -> int | None:
-        """Run one to its end: its exit code, or nothing if it was not started."""
-        with self._lock:
-            if self.stopping:
-                return None
-            # A group of its own: Ctrl-C reaches it through us, once, and not from the terminal as well.
-            child = subprocess.Popen(command, process_group=0, **options)
-            self._running.add(child)
-        code = child.wait()
-        with self._lock:
-            self._running.discard(child)
-        return code
-
-    def stop(self) -> None:
-        """Tell all that run to save and end; told a second time they end at once."""
-        with self._lock:
-            self.stopping = True
-            for child in self._running:
-                child.terminate()
 
 
 @dataclass(frozen=True)
@@ -80,40 +50,30 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """Where a sweep reads and writes, and how many runs go side by side."""
+class Sweep(Places):
+    """Runs of a task, each in a process of its own, and how many go side by side."""
 
-    bench: Bench
-    data: Path | None
-    out: Path
-    jobs: int = 1
-    smoke: bool = False
+    task: Task
+    jobs: int = option(1, "runs side by side, the cores divided among them", least=1)
     console: Console = field(default_factory=Console)
-    children: Children = field(default_factory=Children)
+
+    @cached_property
+    def bench(self) -> Bench:
+        return Bench.of(self.task, self)
 
     def run(self, seeds: int | None = None) -> list[str]:
         """Search, then every run that is missing; the names of those that failed."""
         wanted = [run for run in self.bench.plan.runs if seeds is None or run[2] < seeds]
         self.console.print(f"{len(wanted)} runs in the tables, {len(self.missing(cells(wanted)))} of them to do")
         failed: list[str] = []
-        with self.ready() as pool:
-            # Neighbouring runs of one dataset together, so that its search comes just before them.
-            for dataset, runs in groupby(wanted, key=lambda run: run[0]):
-                todo = cells(runs)
-                unfound = self.do(self.untried(dataset), pool) if self.missing(todo) else []
-                # Rows with rates that were not searched would not be comparable. And only now is it known which rates
-                # they have, and so whether their results are there.
-                failed += unfound or self.do(self.missing(todo), pool)
+        # Neighbouring runs of one dataset together, so that its search comes just before them.
+        for dataset, runs in groupby(wanted, key=lambda run: run[0]):
+            todo = cells(runs)
+            unfound = self.do(self.untried(dataset)) if self.missing(todo) else []
+            # Rows with rates that were not searched would not be comparable. And only now is it known which rates
+            # they have, and so whether their results are there.
+            failed += unfound or self.do(self.missing(todo))
         return failed
-
-    @contextmanager
-    def ready(self) -> Iterator[ThreadPoolExecutor]:
-        """Places that can be read and written, and workers that a signal stops."""
-        check_folder(self.data)
-        writable_folder(self.out, "--out")
-        writable_folder(self.bench.results, "--results")
-        with self.stoppable(), ThreadPoolExecutor(self.jobs) as pool:
-            yield pool
 
     def missing(self, wanted: Sequence[Cell]) -> list[Cell]:
         """Those that have no result of the settings they would have now."""
@@ -139,59 +99,68 @@ class Sweep:
             if (point, seed) not in have[row]
         ]
 
-    @contextmanager
-    def stoppable(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM are passed on to the runs, which save; what has not begun does not begin."""
-
-        def pass_on(kind: int, frame: FrameType | None) -> None:
-            self.children.stop()
-            raise KeyboardInterrupt
-
-        before = {kind: signal.signal(kind, pass_on) for kind in (signal.SIGINT, signal.SIGTERM)}
+    def do(self, wanted: Sequence[Cell]) -> list[str]:
+        """Run all of them; the names of those that failed. Ctrl-C and SIGTERM are passed on to the runs, which save."""
+        check_folder(self.data)
+        writable_folder(self.out, "--out")
+        writable_folder(self.bench.results, "--results")
+        waiting, failed, begun = list(wanted), [], time.monotonic()
+        running: dict[subprocess.Popen[bytes], tuple[Cell, float]] = {}
         try:
-            yield
+            with Interrupts() as interrupts:
+                while waiting or running:
+                    while waiting and len(running) < self.jobs:
+                        cell = waiting.pop(0)
+                        running[self.start(cell)] = cell, time.monotonic()
+                    with suppress(subprocess.TimeoutExpired):
+                        next(iter(running)).wait(0.2)
+                    if interrupts.asked:
+                        raise KeyboardInterrupt
+                    for child in [child for child in running if child.poll() is not None]:
+                        cell, since = running.pop(child)
+                        failed += [cell.name] if child.returncode else []
+                        done = len(wanted) - len(waiting) - len(running)
+                        left = (time.monotonic() - begun) / done * (len(wanted) - done)
+                        self.tell(cell, child.returncode, time.monotonic() - since, f"{done} of {len(wanted)}", left)
         except KeyboardInterrupt:
             raise Stopped("stopped; the same command goes on where it was.") from None
         finally:
-            for kind, handler in before.items():
-                signal.signal(kind, handler)
+            end_all(list(running))
+        return failed
 
-    def do(self, entries: Sequence[Cell], pool: ThreadPoolExecutor) -> list[str]:
-        """Run all of them; the names of those that failed."""
-        futures = [pool.submit(self.start, cell) for cell in entries]
-        running = set(futures)
-        try:
-            # A signal that comes just before a wait without an end does not wake it: its handler would wait as well.
-            while running:
-                ended, running = wait(running, timeout=0.2, return_when=FIRST_COMPLETED)
-                for future in ended:
-                    future.result()  # an error of ours ends the sweep at once
-            return [name for future in futures if (name := future.result())]
-        finally:
-            for future in futures:
-                future.cancel()
+    def tell(self, cell: Cell, code: int, seconds: float, place: str, left: float) -> None:
+        """A line on a run that has ended, and how long the others will take."""
+        end = f"failed with exit code {code}, see {self.log(cell)}" if code else "done"
+        told = f"{cell.name}  {end}  {seconds:.0f} s  {place}, {left / 60:.0f} min left"
+        self.console.print(f"{time.strftime('%H:%M:%S')}  {told}", highlight=False, soft_wrap=True)
 
-    def start(self, cell: Cell) -> str | None:
-        """Run it as a user would; what it says goes to a file. Its name, if it failed."""
-        folder = self.out / cell.kind
-        log = self.out / "logs" / f"{self.bench.task.name}-{cell.name}.log"
-        log.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "experiments", self.bench.task.name, *cell.arguments()]
-        command += ["--out", str(folder), "--results", str(self.bench.results), "--resume-if-possible"]
-        command += ["--data", str(self.data)] if self.data is not None else []
+    def log(self, cell: Cell) -> Path:
+        return self.out.resolve() / "logs" / f"{self.task.name}-{cell.name}.log"
+
+    def start(self, cell: Cell) -> subprocess.Popen[bytes]:
+        """Run it as a user would; what it says goes to a file."""
+        self.log(cell).parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "experiments", self.task.name, *cell.arguments(), "--resume-if-possible"]
+        command += ["--out", str(self.out.resolve() / cell.kind), "--results", str(self.bench.results.resolve())]
+        command += ["--data", str(self.data.resolve())] if self.data is not None else []
         command += ["--smoke"] if self.smoke else []
         threads = max(1, (os.cpu_count() or 1) // self.jobs)
-        begun = time.monotonic()
-        with log.open("a", encoding="utf-8") as file:
+        with self.log(cell).open("a", encoding="utf-8") as file:
             environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-            code = self.children.run(command, cwd=ROOT, stdout=file, stderr=file, env=environment)
-        if code is None:
-            return cell.name
-        seconds = time.monotonic() - begun
-        failed = "stopped" if self.children.stopping else f"failed with exit code {code}, see {log}"
-        end = "done" if code == 0 else failed
-        self.console.print(f"{time.strftime('%H:%M:%S')}  {cell.name}  {end}  {seconds:.0f} s", highlight=False)
-        return None if code == 0 else cell.name
+            # A group of its own: Ctrl-C reaches it through us, once, and not from the terminal as well.
+            return subprocess.Popen(command, process_group=0, cwd=ROOT, stdout=file, stderr=file, env=environment)
+
+
+def end_all(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Tell all that run to save and end, and wait for them; told a second time they end at once."""
+    for child in children:
+        child.terminate()
+    try:
+        for child in children:
+            child.wait()
+    except KeyboardInterrupt:
+        for child in children:
+            child.terminate()
 
 
 def cells(runs: Iterable[Run]) -> list[Cell]:

@@ -21,11 +21,11 @@ from torch import Tensor, nn
 import tensorbed as tb
 from experiments.lab.batches import Batch, Source
 from experiments.lab.errors import ExperimentError, unknown
-from experiments.lab.metrics import Metric
+from experiments.lab.formats import stored
+from experiments.lab.metrics import Evaluation, Metric
 from experiments.lab.settings import Settings, read_toml
 
 if TYPE_CHECKING:
-    from experiments.lab.evaluation import Evaluation
     from experiments.lab.training import Training
 
 PARTS = ("task.py", "report.toml", "configs/defaults.toml")
@@ -80,7 +80,7 @@ class Task(ABC):
 
     def ratio(self, model: nn.Module) -> float:
         """Bytes of all tables in full over the bytes of what is stored of them, without rows or biases beside them."""
-        kept = [layer.structure for layer in tables(model)]
+        kept = [stored(layer).structure for layer in tables(model)]
         return float(sum(4 * each.rows * each.cols for each in kept) / sum(each.bytes(torch.float32) for each in kept))
 
     def after(self, run: Training) -> Mapping[str, Any]:
@@ -107,7 +107,7 @@ class Task(ABC):
         """Tables of this size, format and shape can be made; nothing is allocated to see it."""
         try:
             for rows, cols in self.table_sizes(settings):
-                tb.Embedding(rows, cols, settings.table_format(), device="meta")
+                tb.Embedding(rows, cols, settings.table_format(rows, cols), device="meta")
         except (ValueError, TypeError, OverflowError, RuntimeError) as error:
             raise ExperimentError(f"{settings.dataset} {settings.row}: {str(error).splitlines()[0]}") from None
 

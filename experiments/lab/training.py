@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,29 +17,14 @@ from benchmarks.allocator import keep_freed_memory
 from experiments.lab.batches import Batch
 from experiments.lab.checkpoints import Checkpoints
 from experiments.lab.errors import Diverged, ExperimentError, Stopped
-from experiments.lab.evaluation import Evaluation
+from experiments.lab.formats import stored
+from experiments.lab.metrics import Evaluation
 from experiments.lab.optimisers import OPTIMIZERS, pace
 from experiments.lab.processes import Interrupts, accelerator_of, random_state, set_random_state
 from experiments.lab.records import about, peak_memory
-from experiments.lab.settings import Settings
+from experiments.lab.settings import How, Settings
 from experiments.lab.task import Task, tables
 from experiments.lab.watching import Display, Line
-
-
-@dataclass(frozen=True)
-class How:
-    """What is no part of a run's configuration: where it reads and writes, in how many pieces a batch is computed."""
-
-    data: Path | None = None
-    out: Path = Path("out/experiments")
-    resume: bool = False
-    checkpoint_steps: int | None = None
-    checkpoint_minutes: float | None = 5.0
-    accumulate: int = 1
-    fsdp: bool = False
-    tensorboard: bool = False
-    keep_model: bool = False
-    test: bool = True  # a search looks at validation alone
 
 
 @dataclass
@@ -99,9 +83,8 @@ class Training:
         from experiments.lab import sharding  # only here: FSDP takes a second to import
 
         self.sharding = sharding
-        model = sharding.shard(
-            self.accelerator.prepare_model(self.plain, evaluation_mode=True)
-        )  # without DDP around it
+        bare = self.accelerator.prepare_model(self.plain, evaluation_mode=True)  # without DDP around it
+        model = sharding.shard(bare)
         return model, self.optimizer_of(model)
 
     def optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
@@ -262,7 +245,6 @@ class Training:
         self.state.total = time.perf_counter() - self.begun
         content = {
             "data": self.data.sizes(),
-            "fsdp": self.how.fsdp,
             "model": self.model_state(),
             "optimizer": self.optimizer_state(),
             "scheduler": self.scheduler.state_dict(),
@@ -276,14 +258,6 @@ class Training:
 
     def restore(self, checkpoints: Checkpoints) -> None:
         content = checkpoints.load()
-        if content["fsdp"] != self.how.fsdp:
-            began = "with" if content["fsdp"] else "without"
-            raise ExperimentError(f"{checkpoints.path} is of a run {began} --fsdp; go on as it began.")
-        if len(content["processes"]) != self.processes:
-            raise ExperimentError(
-                f"{checkpoints.path} was written by {len(content['processes'])} processes, this run has "
-                f"{self.processes}; go on with as many."
-            )
         if content["data"] != self.data.sizes():
             raise ExperimentError(
                 f"{checkpoints.path} was made with other data: {content['data']}, now {self.data.sizes()}. "
@@ -307,7 +281,7 @@ def train(task: Task, settings: Settings, how: How) -> dict[str, Any]:
     """A whole run: its result, complete but for what is asked after it."""
     task.check_tables(settings)
     data = task.load(settings, how.data)
-    checkpoints = Checkpoints.of(task.name, settings, how.out, how.checkpoint_steps, how.checkpoint_minutes)
+    checkpoints = Checkpoints.of(task.name, settings, how)
     try:
         run = Training(task, settings, how, data)
     except RuntimeError as error:
@@ -323,9 +297,12 @@ def train(task: Task, settings: Settings, how: How) -> dict[str, Any]:
     name = f"{settings.dataset} {settings.row} seed {settings.seed}"
     with Display(task, [name], run.steps, main=main, logs=logs) as display, Interrupts() as interrupts:
         run.train(display.lines[0], interrupts, checkpoints)
-        tests = {split: run.evaluate(split) for split in task.tests} if how.test else {}
-        with torch.no_grad():
-            more = task.after(run) if how.test else {}
+        tests: dict[str, dict[str, float]] = {}
+        more: Mapping[str, Any] = {}
+        if how.kind != "search":  # which looks at validation alone
+            tests = {split: run.evaluate(split) for split in task.tests}
+            with torch.no_grad():
+                more = task.after(run)
     if how.keep_model and main:
         checkpoints.save_model(run.best)
     return {**result(run, tests), **more}
@@ -340,10 +317,10 @@ def named(task: Task, settings: Settings) -> dict[str, Any]:
 def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
     """The line of results."""
     settings, state, task = run.settings, run.state, run.task
-    layers = tables(run.plain)
+    layers = [stored(layer) for layer in tables(run.plain)]
     structure = layers[0].structure
     full = [layer.structure.rows * layer.structure.cols for layer in layers]
-    stored = sum(numbers / layer.compression_ratio for numbers, layer in zip(full, layers, strict=True))
+    kept = sum(numbers / layer.compression_ratio for numbers, layer in zip(full, layers, strict=True))
     figures: dict[str, float | None] = {
         f"{split}_{metric.name}": None for split in task.tests for metric in task.metrics
     }
@@ -358,7 +335,7 @@ def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
         "table_parameters": sum(layer.structure.numel for layer in layers),
         "total_parameters": sum(tensor.numel() for tensor in run.plain.parameters()),
         "ratio": task.ratio(run.plain),  # as the task counts; the next one counts padding rows and biases too
-        "stored_ratio": sum(full) / stored,
+        "stored_ratio": sum(full) / kept,
         **{name: value for name, value in state.history[state.selected].items() if name.startswith("val_")},
         **figures,
         "selected_epoch": state.selected + 1,

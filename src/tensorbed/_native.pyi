@@ -73,6 +73,9 @@ class Coded:
     def rows(self, type: int, index: int, count: int, out: int, threads: int, /) -> None:
         """Rows of int64 indices, which are checked, into ``(count, cols)``."""
 
+    def rows_at(self, type: int, index: int, count: int, at: int, out: int, height: int, threads: int, /) -> None:
+        """The same into the rows of ``(height, cols)`` that ``at`` names, int64 of ``count``, also checked."""
+
     def scores(self, type: int, x: int, n: int, out: int, threads: int, /) -> None:
         """All rows times vectors ``(cols, n)``, into ``(rows, n)``."""
 
@@ -97,6 +100,16 @@ def probabilities(
     second term, ``weight`` 0 for ones. Where ``scale[t]`` is 0 so is the first term, even if the exponential is not
     finite. The threads change no bit of the result.
     """
+
+def split_by_ends(index: int, count: int, ends: Sequence[int], ids: int, at: int, /) -> list[int]:
+    """Split int64 indices, which are checked, by the band of rows that each is in; bands end at ``ends``.
+
+    Writes ``ids``, rows of the first band, then of the second and so on, and ``at``, where they stand in the batch,
+    both int64 of ``count``; returns how many are of each band.
+    """
+
+def split_by_places(index: int, count: int, rows: int, places: int, hot: int, ids: int, at: int, /) -> list[int]:
+    """The same for the rows in ``places``, int64 of ``hot`` that ascend, and all others of ``rows``."""
 
 def expect_busy_cores(seconds: float) -> None: ...
 def use(isa: str) -> str: ...

@@ -72,12 +72,13 @@ class Asked(NamedTuple):
     weights: Tensor | None = None  # (n,)
     mode: str = "sum"  # how the rows of a bag are pooled
     by_frequency: bool = False  # whether the gradient of a row is divided by how often it is asked for; of bags only
+    checked: bool = False  # whether the ids are known to be in range
 
 
 class Backend(ABC):
     """How rows and bags are computed. Its name is what ``impl=`` takes.
 
-    Indices come unchecked: a backend refuses those outside the table, in whatever way its world has.
+    Indices mostly come unchecked: a backend refuses those outside the table, in whatever way its world has.
     """
 
     name: str
@@ -108,6 +109,10 @@ class Backend(ABC):
     @abstractmethod
     def compute_table(self, asked: Asked, world: World) -> Tensor:  # -> (n or bags, cols)
         """The same of one table."""
+
+    def write(self, asked: Asked, out: Tensor, at: Tensor) -> None:  # (m, cols), (n,)
+        """Eagerly: the rows of one table into those of ``out`` that ``at`` names, each at most once; differentiable."""
+        out.index_copy_(0, at, self.compute([asked], World.EAGER))
 
 
 BACKENDS: dict[str, Backend] = {}  # by name, from the plainest, which takes everything, to the one that is asked first

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from tensorbed.backends.pooling import scale_by_frequency
+from tensorbed.backends.pooling import MODES, bounds_of, scale_by_frequency
 from tensorbed.backends.scores.scoring import scores_of_rows
-from tensorbed.checks import require_integer_indices
+from tensorbed.checks import naming, require_integer_indices
 from tensorbed.dispatch import Asked, World, checked_indices, chosen, full_precision, working_dtype, world_of
 from tensorbed.structures import Explanation, Params, Structure
 
@@ -60,6 +61,117 @@ def request(structure: Structure, params: Params, index: Tensor, impl: str) -> A
     return Asked(structure, params, structure.made_of(params), flat, impl)
 
 
+class Pooling(NamedTuple):
+    """How rows become bags, by the names that ``torch.nn.EmbeddingBag`` has for it, and ``impl`` as in :func:`lookup`.
+
+    Rows at ``padding_idx`` do not take part.
+    """
+
+    mode: str = "mean"  # or "sum", "max"
+    include_last_offset: bool = False  # whether the last offset is the end of the last bag
+    padding_idx: int | None = None
+    scale_grad_by_freq: bool = False
+    impl: str = "auto"
+
+
+def bags(
+    structure: Structure,
+    params: Params,
+    pooling: Pooling,
+    index: Tensor,
+    offsets: Tensor | None = None,
+    per_sample_weights: Tensor | None = None,
+) -> Tensor:
+    """Bags of rows pooled: ``torch.nn.functional.embedding_bag`` without the table.
+
+    Shape:
+        - index: ``(bags, length)``, or ``(n,)`` with offsets ``(bags,)``; int32 or int64
+        - per_sample_weights: like index, with ``mode="sum"`` only
+        - output: ``(bags, cols)``
+    """
+    asked, world = request_bags(structure, params, pooling, index, offsets, per_sample_weights)
+    return pooled([asked], world)
+
+
+def request_bags(
+    structure: Structure,
+    params: Params,
+    pooling: Pooling,
+    index: Tensor,
+    offsets: Tensor | None = None,
+    weights: Tensor | None = None,
+    *,
+    owner: str = "",
+) -> tuple[Asked, World]:
+    """What bags ask of a table, one of several by its name: what can be refused is, before anything is computed."""
+    mode, include_last_offset, padding_idx, by_frequency, impl = pooling
+    with naming(owner):
+        check_mode(mode, by_frequency)
+        require_integer_indices(index)
+        if weights is not None:
+            _check_weights(weights, index, mode, dtype_of(structure, params))
+            weights = weights.reshape(-1)
+        world = world_of(index)
+        bounds, ids = bounds_of(index, offsets, include_last_offset, world), index.reshape(-1)
+    if owner:  # whoever looks up checks too, and does not know the name
+        ids = checked_indices(ids, structure.rows, world, owner)
+    if world is World.EAGER:
+        end = int(bounds[-1]) if bounds.shape[0] > 1 else 0
+        if end < ids.shape[0]:  # torch's kernels would count what is beyond the last bag into it
+            checked_indices(ids[end:], structure.rows, world)
+            ids, weights = ids[:end], None if weights is None else weights[:end]
+    asked = request(structure, params, ids, impl)._replace(
+        padding_idx=padding_idx, bounds=bounds, weights=weights, mode=mode, by_frequency=by_frequency
+    )
+    return asked, world
+
+
+def request_columns(
+    tables: Mapping[str, tuple[Structure, Params, Pooling]], ids: Tensor
+) -> tuple[list[Asked], World]:  # (B, F)
+    """One id of each table a row: bags of one id each are rows, and padding is zero."""
+    world, bounds = world_of(ids), torch.arange(ids.shape[0] + 1, device=ids.device)
+    columns = ids.T.contiguous()  # once, for all that reads the ids of one table
+    low, high = [0] * len(tables), [0] * len(tables)
+    if world is World.EAGER and ids.shape[0]:
+        # One pass over all fields; the table at fault is looked for afterwards.
+        low, high = (bound.tolist() for bound in torch.aminmax(columns, dim=1))
+    asked = []
+    fields = zip(tables.items(), columns.unbind(0), low, high, strict=True)
+    for (name, (structure, params, pooling)), column, least, most in fields:
+        if world is not World.EAGER or least < 0 or most >= structure.rows:
+            column = checked_indices(column, structure.rows, world, name)
+        table = request(structure, params, column, pooling.impl)._replace(checked=True)
+        if pooling.scale_grad_by_freq:
+            table = table._replace(bounds=bounds, by_frequency=True)
+        if pooling.padding_idx is not None:
+            table = table._replace(padding_idx=pooling.padding_idx)
+        asked.append(table)
+    return asked, world
+
+
+def _check_weights(weights: Tensor, index: Tensor, mode: str, dtype: torch.dtype) -> None:
+    if not isinstance(weights, Tensor):
+        raise TypeError(f"per_sample_weights must be a tensor, got {type(weights).__name__}.")
+    if mode != "sum":
+        raise ValueError(f'per_sample_weights needs mode="sum", as in torch; this layer has mode="{mode}".')
+    if weights.dtype != dtype:
+        raise TypeError(f"per_sample_weights is {weights.dtype}, the layer {dtype}; convert it.")
+    if weights.shape != index.shape:
+        raise ValueError(
+            f"per_sample_weights has shape {tuple(weights.shape)}; one weight for each index of "
+            f"shape {tuple(index.shape)} is needed."
+        )
+
+
+def check_mode(mode: str, scale_grad_by_freq: bool) -> None:
+    """A way of pooling, or an error that lists them."""
+    if mode not in MODES:
+        raise ValueError(f'mode={mode!r}: choose one of "sum", "mean", "max".')
+    if mode == "max" and scale_grad_by_freq:
+        raise ValueError('scale_grad_by_freq=True does not go with mode="max", as in torch.')
+
+
 def pooled(asked: Sequence[Asked], world: World) -> Tensor:  # -> (bags, sum of cols)
     """Bags, or rows where there are no bounds, of tables side by side; all that one backend takes in one call."""
     groups: dict[tuple[object, ...], list[int]] = {}
@@ -93,6 +205,14 @@ def explain(structure: Structure, index: Tensor, *, impl: str = "auto") -> Expla
     return structure.explain(checked_indices(index, structure.rows, world), impl)
 
 
+def explain_bags(asked: Asked, world: World) -> Explanation:
+    """The same of bags, where each row is looked up once."""
+    index, impl = asked.ids, asked.impl
+    if world is not World.EAGER or impl == "reference" or index.numel() == 0:
+        return explain(asked.table, index, impl=impl)
+    return explain(asked.table, torch.unique(index), impl=impl).asked_by(index.shape[0])
+
+
 def project(
     structure: Structure, params: Params, x: Tensor, start: int = 0, stop: int | None = None, *, impl: str = "auto"
 ) -> Tensor:
@@ -118,8 +238,7 @@ def project(
     if x.dim() == 0 or x.shape[-1] != structure.cols:
         raise ValueError(f"x has shape {tuple(x.shape)}; its last size must be the table's {structure.cols} columns.")
     check_params(structure, params)
-    if impl not in ("auto", "reference"):
-        raise ValueError(f'impl={impl!r}: choose one of "auto", "reference".')
+    check_score_impl(impl)
     wide = x.to(working_dtype(x, *params.values()))
     return scores_of_rows(structure, structure.widened(params, wide), wide, start, stop, impl).to(x.dtype)
 
@@ -133,8 +252,20 @@ def check_params(structure: Structure, params: Params) -> None:
             raise ValueError(f"{spec.name} {found}; {structure.kind} keeps it as {spec.shape} (see layer.params()).")
 
 
+def dtype_of(structure: Structure, params: Params) -> torch.dtype:
+    """That of a table: of the tensors which did not declare their own."""
+    own = (params[spec.name].dtype for spec in structure.tensors() if spec.dtype is None)
+    return next(own, torch.get_default_dtype())
+
+
 def check_impl(structure: Structure, impl: str) -> None:
     """A way of computing rows that this structure knows, or an error that lists them."""
     if impl not in structure.impls:
         allowed = ", ".join(f'"{name}"' for name in structure.impls)
         raise ValueError(f"impl={impl!r} for {structure.kind}: choose one of {allowed}.")
+
+
+def check_score_impl(impl: str) -> None:
+    """A way of computing scores, or an error that lists them."""
+    if impl not in ("auto", "reference"):
+        raise ValueError(f'impl={impl!r}: choose one of "auto", "reference".')

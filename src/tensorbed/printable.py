@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 # Controls, among them escape sequences; what turns the direction of writing; half characters; line separators.
@@ -27,6 +27,12 @@ def shortened(text: str, most: int = _LONGEST) -> str:
         text = f"{text[: most - end - 5]} ... {text[-end:]}"
     shown = printable(text)
     return shown if len(shown) <= most else shortened(shown, most)
+
+
+def some(names: Sequence[str], most: int = 3, apart: str = ", ") -> str:
+    """The first of many, and how many more there are."""
+    more = len(names) - most
+    return apart.join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tensorbed.decompose import ring, truncate
 from tensorbed.decompose.ring import improve, tr_svd
-from tensorbed.decompose.train import ErrorBudget, Folded, balanced, tt_svd
+from tensorbed.decompose.train import Folded, balanced, tt_svd
 
 
 def normal(*shape, seed=0, dtype=torch.float64):
@@ -132,15 +132,17 @@ def test_tt_svd_honours_its_bound(sizes, rel_error, seed):
     assert float((train(cores) - tensor).norm()) <= rel_error * float(tensor.norm()) * (1 + 1e-12)
 
 
-def test_what_a_cut_leaves_goes_to_the_next():
-    budget = ErrorBudget(2.0, 4)
-    assert budget.share() == 1.0
-    budget.spend(0.0)
-    assert budget.share() == pytest.approx(math.sqrt(4 / 3))
-    budget.spend(budget.share())
-    assert budget.share() == pytest.approx(math.sqrt(4 / 3))
-    budget.spend(5.0)
-    assert budget.share() == 0.0
+def test_what_a_cut_leaves_goes_to_the_next(monkeypatch):
+    """Squares of errors add up: each of the cuts to come has an equal share of what is left."""
+    losses, shares = iter([0.0, math.sqrt(4 / 3), 5.0, 0.0]), []
+
+    def cut(matrix, *, bound, **_):
+        shares.append(bound)
+        return truncate.Truncated(matrix[:, :1], matrix[:1], next(losses))
+
+    monkeypatch.setattr("tensorbed.decompose.train.truncate", cut)
+    tt_svd(normal(2, 2, 2, 2, 2), bound=2.0)
+    assert shares == pytest.approx([1.0, math.sqrt(4 / 3), math.sqrt(4 / 3), 0.0])
 
 
 def test_tt_svd_finds_a_train_again():

@@ -244,6 +244,7 @@ def test_epochs_go_on_from_any_step():
     every = [batch["labels"].tolist() for batch in batches.batches(0)]
     assert [batch["labels"].tolist() for batch in batches.batches(7)] == every[7:]
     assert len(every) == 15
+    assert Epochs(batches.groups, 4, epochs=2, validations=2).ends == (2, 5, 8, 10)
 
 
 def test_validations_are_spread_over_the_steps():

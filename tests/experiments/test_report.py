@@ -19,12 +19,10 @@ from experiments.__main__ import app
 from experiments.lab import records
 from experiments.lab.errors import ExperimentError
 from experiments.lab.records import append, read
-from experiments.lab.report import html, markdown
-from experiments.lab.report import summarise as summarised
-from experiments.lab.report.page import curves
 from experiments.lab.report.plots import Series, draw_curve, looks
 from experiments.lab.report.sentences import findings, findings_beside, how_to_read, pace, row_names
-from experiments.lab.report.tables import notes
+from experiments.lab.report.summary import summarise as summarised
+from experiments.lab.report.tables import curves, notes, tables_report
 from experiments.lab.rows import configured
 from experiments.lab.search import Bench
 from experiments.lab.task import find
@@ -35,6 +33,14 @@ TASK = find("sentiment")
 
 def summarise(lines, results=Path("nowhere")):
     return summarised(Bench(TASK, results), lines)
+
+
+def markdown(summary):
+    return tables_report(summary)[0]
+
+
+def html(summary):
+    return tables_report(summary)[1]
 
 
 def record(dataset, row, seed, test, validation=0.4):

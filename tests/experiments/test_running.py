@@ -9,7 +9,7 @@ pytest.importorskip("accelerate")
 
 from experiments.lab.checkpoints import MODEL, NAME, trained
 from experiments.lab.errors import Diverged, ExperimentError
-from experiments.lab.run import When, run
+from experiments.lab.run import run
 from experiments.lab.search import Bench
 from experiments.lab.task import find
 from experiments.lab.training import How, Training
@@ -21,10 +21,9 @@ TASK = find("source_code")
 def started(row, sources, tmp_path):
     """Start the tiny row as the command does."""
 
-    def start(config=None, *, task=TASK, data=sources, options=None, out="out", **when):
-        given = {name: when.pop(name) for name in ("resume", "keep_model") if name in when}
-        how = How(data=data, out=tmp_path / out, checkpoint_steps=1, **given)
-        return run(task, str(config or row()), options or {}, how, tmp_path / out, When(**when))
+    def start(config=None, *, task=TASK, data=sources, options=None, out="out", **more):
+        how = How(data=data, out=tmp_path / out, results=tmp_path / out, checkpoint_steps=1, **more)
+        return run(task, str(config or row()), options or {}, how)
 
     return start
 
@@ -124,12 +123,12 @@ def test_a_place_that_cannot_be_written_to_is_known_before_data_is_read(row, tmp
     with pytest.raises(
         ExperimentError, match=rf"{option} .*file.* cannot be written to: (Not a directory|File exists)"
     ):
-        run(TASK, str(row()), {}, How(data=tmp_path / "nowhere", out=places["--out"]), places["--results"])
+        run(TASK, str(row()), {}, How(data=tmp_path / "nowhere", out=places["--out"], results=places["--results"]))
 
 
 def test_sharding_needs_several_processes(row, sources, tmp_path):
     with pytest.raises(ExperimentError, match="--fsdp shards a model over several processes; start them with torchrun"):
-        run(TASK, str(row()), {}, How(data=sources, out=tmp_path, fsdp=True), tmp_path)
+        run(TASK, str(row()), {}, How(data=sources, out=tmp_path, results=tmp_path, fsdp=True))
 
 
 def test_a_point_of_the_grid_that_diverges_was_tried_and_is_the_worst(started, tmp_path, monkeypatch):
@@ -147,8 +146,8 @@ def test_a_point_of_the_grid_that_diverges_was_tried_and_is_the_worst(started, t
 def test_a_search_does_not_look_at_the_test_set_and_a_smoke_run_leaves_the_results_alone(sentiment, data, tmp_path):
     options = {"seed": 0, "precision": "fp32"}
     for kind in ("search", ""):
-        how, when = How(data=data, out=tmp_path / "out"), When(smoke=True, kind=kind, resume_if_possible=True)
-        run(sentiment, "imdb-tt3", options, how, None, when)
+        how = How(data=data, out=tmp_path / "out", smoke=True, kind=kind, resume_if_possible=True)
+        run(sentiment, "imdb-tt3", options, how)
     (tried,), (record,) = (results(tmp_path / "out", f"sentiment{kind}.jsonl") for kind in ("_search", ""))
     assert tried["test_accuracy"] is None
     assert record["test_accuracy"] is not None

@@ -31,7 +31,9 @@ RATIOS = {
 @pytest.mark.parametrize(("name", "ratio"), RATIOS.items())
 def test_rows_have_the_ratios_of_the_paper(name, ratio):
     settings = configured(TASK, name, {})
-    structure = tb.Embedding(settings.vocabulary, settings.dim, settings.table_format(), device="meta").structure
+    structure = tb.Embedding(
+        settings.vocabulary, settings.dim, settings.table_format(settings.vocabulary, settings.dim), device="meta"
+    ).structure
     assert structure.rows * structure.cols / structure.numel == pytest.approx(ratio, abs=1)
 
 

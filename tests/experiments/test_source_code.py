@@ -144,7 +144,7 @@ def test_models_differ_in_the_tables_only(corpus):
 @pytest.mark.parametrize("row", ROWS)
 def test_both_ends_have_the_format_and_are_born_with_their_spread(row, corpus):
     model, told = model_of(row, corpus), settings(row)
-    expected = tb.Embedding(len(corpus.words), 8, told.table_format()).structure
+    expected = tb.Embedding(len(corpus.words), 8, told.table_format(len(corpus.words), 8)).structure
     assert model.embedding.structure == model.head.structure == expected
     for end, std in ((model.embedding, told.std), (model.head, told.head_std)):
         assert end.weight.square().mean().sqrt().item() == pytest.approx(std, rel=1e-3)
@@ -254,7 +254,7 @@ def test_formats_are_shown_as_they_are_written():
     for row in ROWS:
         told = configured(TASK, f"python-{row}", {})
         shown = written({"format": told.format, "settings": told.as_record()})
-        assert eval(shown, {"tb": tb}) == told.table_format()
+        assert eval(shown, {"tb": tb}) == told.table_format(10_000, 96)
 
 
 ARGUMENTS = ["--steps", "4", "--vocabulary", "60", "--dim", "8", "--batch", "4", "--seed", "7"]
@@ -276,7 +276,8 @@ def test_json_tells_all_four_tables_and_how_to_repeat_them(small_run):
     assert [record["row"] for record in results["tables"]] == ROWS
     words = results["corpus"]["words"]
     for record in results["tables"]:
-        ends = tb.embedding_and_head(words, 8, configured(TASK, f"python-{record['row']}", {}).table_format())
+        format = configured(TASK, f"python-{record['row']}", {}).table_format(words, 8)
+        ends = tb.embedding_and_head(words, 8, format)
         assert record["table_parameters"] == sum(p.numel() for end in ends for p in end.parameters())
         assert record["ratio"] == pytest.approx(2 * ends.ratio)
         assert record["epochs"][-1]["step"] == 4

@@ -1,5 +1,7 @@
+import io
 import itertools
 import signal
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -16,7 +18,7 @@ from experiments.lab.errors import Stopped
 from experiments.lab.records import append
 from experiments.lab.rows import Plan
 from experiments.lab.search import Bench
-from experiments.lab.sweep import Sweep
+from experiments.lab.sweep import Cell, Sweep
 from experiments.lab.task import find
 
 TASK = find("sentiment")
@@ -34,9 +36,13 @@ def started(monkeypatch):
             assert options["process_group"] == 0
             commands.append(command)
             self.code = codes.get(command[command.index("--config") + 1], 0)
+            self.returncode = None
 
-        def wait(self):
-            return self.code() if callable(self.code) else self.code
+        def wait(self, timeout=None):
+            self.returncode = self.code() if callable(self.code) else self.code
+
+        def poll(self):
+            return self.returncode
 
         def terminate(self):
             codes["terminated"].append(self)
@@ -47,7 +53,7 @@ def started(monkeypatch):
 
 
 def made(tmp_path, **options):
-    return Sweep(Bench(TASK, tmp_path), None, tmp_path / "out", console=Console(quiet=True), **options)
+    return Sweep(TASK, results=tmp_path, out=tmp_path / "out", console=Console(quiet=True), **options)
 
 
 def rows(commands):
@@ -99,7 +105,9 @@ def test_a_result_is_known_for_one_after_a_search_that_was_lost(bench, tmp_path,
     real = Sweep.start
 
     def start(sweep, cell):
-        return append(bench.file("search"), next(found)) if cell.kind else real(sweep, cell)
+        if cell.kind:
+            append(bench.file("search"), next(found))
+        return real(sweep, cell)
 
     monkeypatch.setattr(Sweep, "start", start)
     assert made(tmp_path).run() == []
@@ -134,41 +142,38 @@ def test_rows_wait_for_a_whole_search(tmp_path, started):
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_a_sweep_that_is_ended_passes_it_on_and_starts_nothing_more(tmp_path, started, kind):
     commands, codes = started
-    gone = threading.Event()
 
     def wait():
-        # To this thread: nothing wakes the main one, as when a signal comes just before it begins to wait.
-        signal.pthread_kill(threading.get_ident(), kind)
-        gone.wait(30)
-        return 130
+        if codes["terminated"]:
+            return 130
+        # To another thread: nothing wakes the main one, as when a signal comes just before it begins to wait.
+        thread = threading.Thread(target=lambda: signal.pthread_kill(threading.get_ident(), kind))
+        thread.start()
+        thread.join()
+        raise subprocess.TimeoutExpired("a run", 0)
 
     codes["imdb-TT3"] = wait
-    codes["terminated"] = terminated = _Ends(gone)
     before = signal.getsignal(kind)
     with pytest.raises(Stopped, match="the same command goes on"):
         made(tmp_path, smoke=True).run(seeds=1)
     assert rows(commands) == [("imdb-full", "0"), ("imdb-TT3", "0")]
-    assert len(terminated) == 1
+    assert len(codes["terminated"]) == 1
     assert signal.getsignal(kind) is before
 
 
-class _Ends(list):
-    """Whoever is told to end does."""
-
-    def __init__(self, gone):
-        super().__init__()
-        self.gone = gone
-
-    def append(self, process):
-        super().append(process)
-        self.gone.set()
+def test_a_sweep_tells_of_each_run_how_many_there_are_and_how_long_they_will_take(tmp_path, started):
+    told = io.StringIO()
+    sweep = Sweep(TASK, results=tmp_path, out=tmp_path / "out", console=Console(file=told, width=200), jobs=2)
+    assert sweep.do([Cell("sst5-full", {"seed": seed}) for seed in range(3)]) == []
+    ends = [line.split("  ")[-1] for line in told.getvalue().splitlines()]
+    assert ends == ["1 of 3, 0 min left", "2 of 3, 0 min left", "3 of 3, 0 min left"]
 
 
 def test_a_sweep_runs_its_rows_as_processes_and_leaves_them_out_the_next_time(sources, tmp_path, monkeypatch):
     runs = tuple(("python", "low_rank", seed) for seed in (0, 1))
     monkeypatch.setattr(Bench, "plan", Plan(runs, {}, {}))
-    bench = Bench(find("source_code"), tmp_path)
-    sweep = Sweep(bench, sources, tmp_path / "out", 2, smoke=True, console=Console(quiet=True))
+    places = {"data": sources, "results": tmp_path, "out": tmp_path / "out"}
+    sweep = Sweep(find("source_code"), **places, jobs=2, smoke=True, console=Console(quiet=True))
     assert sweep.run() == [], (tmp_path / "out/logs/source_code-python-low_rank-0.log").read_text()
     lines = sorted((line["row"], line["seed"]) for line in results(tmp_path))
     assert lines == [("low_rank-smoke", 0), ("low_rank-smoke", 1)]

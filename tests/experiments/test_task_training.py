@@ -44,7 +44,7 @@ def train(settings, how):
 
 
 def checkpoints(settings, how):
-    return Checkpoints.of(TASK.name, settings, how.out)
+    return Checkpoints.of(TASK.name, settings, how)
 
 
 class KillError(Exception):
@@ -174,7 +174,7 @@ def test_training_stops_when_validation_has_not_improved(settings, how, monkeypa
     scores = iter([5.0, 3.0, 4.0, 3.0, 1.0])
     monkeypatch.setattr(type(TASK), "selects", True)
     monkeypatch.setattr(Training, "evaluate", lambda self, split: {"perplexity": next(scores)})
-    record = train(settings(validations=6, patience=2), how(test=False))
+    record = train(settings(validations=6, patience=2), how(kind="search"))
     assert [epoch["val_perplexity"] for epoch in record["epochs"]] == [5.0, 3.0, 4.0, 3.0]
     assert record["selected_epoch"] == 2
     assert record["val_perplexity"] == 3.0
@@ -245,6 +245,12 @@ def test_a_checkpoint_of_something_else_is_refused_before_training(settings, how
     killed(monkeypatch, 5, settings(), how(checkpoint_steps=1))
     with pytest.raises(ExperimentError, match=r"is of another configuration: lr 0.01 \(now 0.5\)\. Give the same"):
         train(settings(lr=0.5), how(resume=True))
+    with pytest.raises(ExperimentError, match=r"is of another configuration: fsdp False \(now True\)"):
+        checkpoints(settings(), how(fsdp=True)).load()
+    with monkeypatch.context() as patch:
+        patch.setenv("WORLD_SIZE", "2")
+        with pytest.raises(ExperimentError, match=r"processes 1 \(now 2\)"):
+            checkpoints(settings(), how()).load()
     fewer = tmp_path / "fewer"
     small_files.sources(fewer)
     (fewer / "file_07.py").unlink()
@@ -306,6 +312,22 @@ def test_optimisers_go_by_name(settings, how, monkeypatch):
         run = Training(TASK, settings(optimizer=name, weight_decay=0.1), how(), lanes)
         assert type(run.optimizer.optimizer) is kind
         assert run.optimizer.param_groups[0]["weight_decay"] == 0.1
+    parted = [[p] for p in Training(TASK, settings(), how(), lanes).plain.parameters()][:2]
+    groups = [{"params": parted[0], "weight_decay": 0.0}, {"params": parted[1]}]
+    with monkeypatch.context() as patch:
+        patch.setattr(type(TASK), "parameters", lambda self, settings, model: groups)
+        run = Training(TASK, settings(weight_decay=0.1), how(), lanes)
+    assert [group["weight_decay"] for group in run.optimizer.param_groups] == [0.0, 0.1]
     monkeypatch.setitem(sys.modules, "pytorch_optimizer", None)
     with pytest.raises(ExperimentError, match="novograd needs pip install pytorch-optimizer"):
         Training(TASK, settings(optimizer="novograd"), how(), lanes)
+
+
+def test_novograd_trains_and_goes_on_bit_for_bit(settings, how, tmp_path, monkeypatch):
+    pytest.importorskip("pytorch_optimizer")
+    row = settings(optimizer="novograd", weight_decay=0.01, lr=0.02)
+    whole = train(row, how(out=tmp_path / "whole"))
+    first, *_, last = whole["epochs"]
+    assert last["val_perplexity"] < first["val_perplexity"]
+    killed(monkeypatch, 7, row, how(checkpoint_steps=1))
+    assert losses(train(row, how(resume=True))) == losses(whole)

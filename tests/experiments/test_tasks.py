@@ -1,6 +1,7 @@
 """A task is a folder: found by its name, whole or refused, and all it needs to be run, swept, reported and ranked."""
 
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -10,14 +11,15 @@ from typer.testing import CliRunner
 pytest.importorskip("accelerate")
 
 import experiments.tasks
+import tensorbed as tb
 from experiments.__main__ import app
-from experiments.lab import league as leagues
+from experiments.lab import formats
 from experiments.lab.errors import ExperimentError
 from experiments.lab.league import largest_ratio, league_of, split
 from experiments.lab.metrics import Metric
 from experiments.lab.records import append, read
 from experiments.lab.report.league import Standings
-from experiments.lab.rows import plan
+from experiments.lab.rows import configured, plan
 from experiments.lab.search import Bench
 from experiments.lab.sweep import Cell, Sweep
 from experiments.lab.task import find
@@ -192,7 +194,7 @@ def test_a_league_is_run_gone_on_with_and_reported(parity, tmp_path):
     assert all(line["ratio"] >= line["settings"]["ratio"] for line in lines[1:])
     bench = Bench(parity, tmp_path)
     league = league_of(bench, "lr,tt(order=2)", "3,8", 1)
-    assert Sweep(bench, None, tmp_path / "out").missing(league.cells()) == []
+    assert Sweep(parity, results=tmp_path, out=tmp_path / "out").missing(league.cells()) == []
     invoke("report", "parity", "--results", tmp_path)
     text = (tmp_path / "parity_league.md").read_text()
     assert f"| low\u00a0rank | {parity.metrics[0].written(lines[1]['pairs_error'])} | at\u00a0most\u00a07.111 |" in text
@@ -201,23 +203,106 @@ def test_a_league_is_run_gone_on_with_and_reported(parity, tmp_path):
     assert "3 times smaller: " in page
 
 
+def line_of(bench, seed, error, **options):
+    """A line as a cell of the league leaves it."""
+    settings = bench.settle("sums-full", {**options, "seed": seed})
+    figures = {"pairs_error": error, "val_error": error, "ratio": options.get("ratio", 1.0)}
+    append(bench.file("league"), {"settings": settings.as_record(), **figures})
+
+
 def test_the_best_of_each_budget_is_named_beside_the_full_table(parity, tmp_path):
     bench = Bench(parity, tmp_path)
-    for options, error, seed in (
-        ({}, 0.5, 0),
-        ({"format": "lr"}, 0.4, 0),
-        ({"format": "tt"}, 0.3, 0),
-        ({"format": "tt"}, 0.2, 1),
-    ):
-        sized = {**options, "ratio": 2.0} if options else {}
-        settings = bench.settle("sums-full", {**sized, "seed": seed})
-        append(bench.file("league"), {"settings": settings.as_record(), "pairs_error": error, "ratio": 2.1})
+    line_of(bench, 0, 0.5)
+    line_of(bench, 0, 0.1, format="lr", ratio=2.0)
+    line_of(bench, 0, 0.3, format="tt", ratio=2.0)
+    line_of(bench, 1, 0.2, format="tt", ratio=2.0)
     found = Standings(bench)
     assert found.seen() == [
-        "2 times smaller: tensor train is best of 2: error 0.250, 25.0 points below the full table's 0.500."
+        "The full table has a pairs error of 0.500 (1 seed).",
+        # The other had one seed, which may be chance.
+        "2 times smaller: tensor train is best of 2, 0.250 ± 0.071 (2 seeds), 25.0 points below the full table's; "
+        "then low rank, 0.100 (1 seed).",
     ]
     assert found.rows()[2] == ("tensor train", "0.250 ± 0.071")
     assert len(read(bench.file("league"))) == 4
+
+
+def test_the_full_table_and_the_best_of_each_budget_have_more_seeds(parity, tmp_path):
+    bench = Bench(parity, tmp_path)
+    league = league_of(bench, "lr,tt,tr", "2,4", 3)
+    assert [cell.options for cell in league.cells()].count({"seed": 0}) == 1
+    assert len(league.cells()) == 7
+    line_of(bench, 0, 0.5)
+    for name, errors in {"low_rank": (0.3, 0.1), "tensor_train": (0.2, 0.2), "tensor_ring": (0.1, 0.3)}.items():
+        for budget, error in zip((2.0, 4.0), errors, strict=True):
+            line_of(bench, 0, error, format=name, ratio=budget)
+    best = [("tensor_ring", 2.0), ("tensor_train", 2.0), ("low_rank", 4.0), ("tensor_train", 4.0)]
+    sized = [{}, *({"format": name, "ratio": budget} for name, budget in best)]
+    wanted = [{**options, "seed": seed} for seed in (1, 2) for options in sized]
+    assert [cell.options for cell in league.finals()] == wanted
+    line_of(bench, 1, 0.9, format="tensor_ring", ratio=2.0)  # what they say does not change who has them
+    assert [cell.options for cell in league.finals()] == wanted
+
+
+def test_a_run_that_diverged_is_named_and_not_drawn(parity, tmp_path):
+    bench = Bench(parity, tmp_path)
+    line_of(bench, 0, 0.5)
+    settings = bench.settle("sums-full", {"format": "tt", "ratio": 2.0})
+    append(bench.file("league"), {"settings": settings.as_record(), "val_error": 1e12, "diverged": "the loss is nan"})
+    found = Standings(bench)
+    assert found.rows()[1] == ("tensor train", "diverged")
+    assert set(found.points) == {("full", 1.0)}
+    assert "<svg" in found.report()[1]
+
+
+@pytest.fixture
+def doubled(monkeypatch):
+    """A format as others may write one: it holds another, and tells how it is made of a ratio."""
+    known = dict(tb.structures.Format.known)
+
+    @dataclass(frozen=True, kw_only=True)
+    class HeldTwice(tb.structures.Format):
+        """Twice the rank of another: half as many times smaller."""
+
+        format: tb.structures.Format
+
+        def bind(self, budget):
+            return tb.LowRank(rank=2 * self.format.bind(budget).rank).bind(budget)
+
+        def fit(self, table, budget):
+            raise NotImplementedError
+
+        @classmethod
+        def spellings(cls):
+            spelling = tb.LowRank.spellings()["lr"]
+            return {"held": spelling._replace(format=lambda ratio: cls(format=tb.LowRank(ratio=2 * ratio)))}
+
+    monkeypatch.setattr(tb.structures.Format, "known", {**known, "HeldTwice": HeldTwice})
+    formats.canonical.cache_clear()
+    yield
+    formats.canonical.cache_clear()
+
+
+def test_the_ratio_of_a_format_that_holds_another_is_the_whole_tables(doubled, source_code):
+    def settings(ratio):
+        return configured(source_code, "python-full", {"format": "held_twice(format=lr)", "ratio": ratio})
+
+    one_rank = 10_000 + 96
+    for ratio in (3.0, 8.0, 20.0):
+        structure = tb.Embedding(10_000, 96, settings(ratio).table_format(10_000, 96), device="meta").structure
+        assert structure.numel * ratio <= 10_000 * 96 < (structure.numel + 2 * one_rank) * ratio
+    with pytest.raises(ExperimentError, match="ratio="):
+        source_code.check_tables(settings(60.0))
+    assert largest_ratio(source_code, settings(60.0), 60.0) == pytest.approx(10_000 * 96 / one_rank / 2, rel=1e-3)
+
+
+def test_a_league_has_what_formats_say_can_be_made_of_a_ratio(doubled, source_code, tmp_path):
+    bench = Bench(source_code, tmp_path)
+    every = league_of(bench, None, "8", None).formats
+    assert "held" in every
+    assert "held_twice" not in every  # by itself it has no ratio
+    named = league_of(bench, "held,held_twice(format=lr)", "8", None).formats
+    assert named == ("held", "held_twice(format=low_rank)")
 
 
 @pytest.mark.parametrize(
@@ -226,6 +311,7 @@ def test_the_best_of_each_budget_is_named_beside_the_full_table(parity, tmp_path
         (("--budgets", "8,many"), "--budgets 8,many: numbers are needed"),
         (("--budgets", "1"), "--budgets 1: how many times smaller tables are to be, above 1"),
         (("--formats", "tt,straight_through"), 'format "straight_through" has no ratio'),
+        (("--formats", "product_quantized"), "cannot be drawn at random"),
         (("--formats", "tensor_tain"), 'unknown format "tensor_tain": did you mean "tensor_train"'),
     ],
 )
@@ -236,4 +322,4 @@ def test_a_league_of_what_cannot_be_is_refused(arguments, said):
 
 def test_formats_are_parted_at_commas_outside_of_brackets():
     assert split("tt(order=4, rank=2), lr,,") == ["tt(order=4, rank=2)", "lr"]
-    assert leagues.formats.canonical("TT(order = 4)") == "tensor_train(order=4)"
+    assert formats.canonical("TT(order = 4)") == "tensor_train(order=4)"

@@ -14,7 +14,7 @@ from commands import SMALL, invoke, make_folders, python, refused, run
 from model_folders import make_bert, make_llama
 from safetensors.torch import load_file, save_file
 
-from tensorbed.integrations.transformers import folders, placing
+from tensorbed.integrations.transformers import compressing, folders
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +147,7 @@ def test_a_replacement_that_fails_is_undone(tmp_path, monkeypatch):
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(OSError, match="cannot"), placing.put_in_place(out) as part:
+    with pytest.raises(OSError, match="cannot"), compressing.put_in_place(out) as part:
         (part / "new").touch()
     assert files(tmp_path) == {"out/old"}
 
@@ -179,13 +179,13 @@ def killed(made, tmp_path):
     code = (
         "import os, signal, sys\n"
         "from pathlib import Path\n"
-        "from tensorbed.integrations.transformers import placing\n"
+        "from tensorbed.integrations.transformers import compressing\n"
         "rename = Path.rename\n"
         "def killed(path, target):\n"
         "    rename(path, target)\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "Path.rename = killed\n"
-        "with placing.put_in_place(Path(sys.argv[1])) as part:\n"
+        "with compressing.put_in_place(Path(sys.argv[1])) as part:\n"
         "    (part / 'new').touch()\n"
     )
     assert python("-c", code, out).returncode == -signal.SIGKILL

@@ -321,6 +321,10 @@ def test_dequantize_to_another_dtype():
             lambda t: t.update({f"{TABLE}.codebooks": t[f"{TABLE}.codebooks"].to(torch.int8)}),
             "codebooks is stored as I8",
         ),
+        (
+            lambda t: t.update({f"{TABLE}.padding_row": t[f"{TABLE}.padding_row"].to(torch.int8)}),
+            "padding_row is stored as I8 .* floating-point numbers",
+        ),
     ],
 )
 def test_damaged_files_are_refused(tmp_path, change, said):

@@ -7,32 +7,27 @@ from collections.abc import Iterator
 from experiments.lab.errors import ExperimentError
 from experiments.lab.files import write_whole
 from experiments.lab.records import read
-from experiments.lab.report.league import league_html, league_markdown
-from experiments.lab.report.page import html
-from experiments.lab.report.summary import Summary, summarise
-from experiments.lab.report.tables import markdown
+from experiments.lab.report.league import Standings
+from experiments.lab.report.summary import summarise
+from experiments.lab.report.tables import tables_report
 from experiments.lab.search import Bench
-
-__all__ = ["Summary", "html", "markdown", "reports", "summarise"]
 
 
 def reports(bench: Bench) -> Iterator[str]:
     """Write what there is to tell of a task, its rows and its league; a sentence on each."""
-    source, everything = bench.file(), read(bench.file())
-    lines = bench.in_tables(everything)
+    everything = read(bench.file())
+    lines, standings = bench.in_tables(everything), bench.recorded("league")
     left_out = len(everything) - len(lines)
     others = f"; {left_out} lines are no runs of the tables as they are configured now" if left_out else ""
-    standings = bench.recorded("league")
     if not lines and not standings:
         raise ExperimentError(
-            f"{source} has no runs to report{others}; experiments sweep {bench.task.name} makes them."
+            f"{bench.file()} has no runs to report{others}; experiments sweep {bench.task.name} makes them."
         )
     if lines:
-        summary = summarise(bench, lines)
-        told = written(bench, "", markdown(summary), html(summary))
+        told = written(bench, "", *tables_report(summarise(bench, lines)))
         yield f"{told}, from {len(lines)} runs{others}"
     if standings:
-        told = written(bench, "league", league_markdown(bench), league_html(bench))
+        told = written(bench, "league", *Standings(bench).report())
         yield f"{told}, from {len(standings)} runs"
 
 

@@ -31,11 +31,13 @@ class Look:
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """One for each name, by its place."""
-    return {
-        name: Look(COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)], SIDES[k % len(SIDES)])
-        for k, name in enumerate(names)
-    }
+    """One for each name, by its place; where colours come again, with other marks and lines."""
+    of_all = {}
+    for k, name in enumerate(names):
+        again, place = divmod(k, len(COLOURS))
+        marker = MARKERS[(place + again) % len(MARKERS)]
+        of_all[name] = Look(COLOURS[place], marker, SIDES[k % len(SIDES)], LINES[again % len(LINES)])
+    return of_all
 
 
 @dataclass(frozen=True)
@@ -65,13 +67,14 @@ class Series:
     stops: Sequence[int] = ()  # validations, from 1, after which a seed stopped
 
 
-def size_picture(name: str, metric: Metric, split: str, full: Series | None, series: Sequence[Series]) -> str:
+def size_picture(name: str, metric: Metric, split: str, full: Series, series: Sequence[Series]) -> str:
     """The metric against size: filled ours, with deviations; hollow the paper's; the full table as a line."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(SIZE[0], SIZE[1] + 0.7), layout="constrained")  # with room for a legend below
+        legend = 0.7 + 0.1 * max(0, len(series) - 6)  # below, in two columns
+        figure = Figure(figsize=(SIZE[0], SIZE[1] + legend), layout="constrained")
         axes = figure.add_subplot()
         axes.margins(x=0.12)
-        if full is not None:
+        if full.points:
             draw_full(axes, full)
         for one in series:
             draw_points(axes, one)
@@ -102,8 +105,11 @@ def draw_points(axes: Any, series: Series) -> None:
     """From the largest table to the smallest, each with its name."""
     points = sorted(series.points, key=lambda point: point.ratio)
     look: dict[str, Any] = {"color": series.look.colour, "marker": series.look.marker, "markersize": 6}
+    line = series.look.line
     ratios, means = [point.ratio for point in points], [point.mean for point in points]
-    axes.errorbar(ratios, means, [point.deviation or 0 for point in points], label=series.label, capsize=3, **look)
+    axes.errorbar(
+        ratios, means, [point.deviation or 0 for point in points], label=series.label, capsize=3, linestyle=line, **look
+    )
     right, up, side = series.look.side
     text = {"textcoords": "offset points", "ha": side, "color": series.look.colour, "fontsize": 9.5}
     for point in points:
@@ -130,7 +136,7 @@ def curve_picture(name: str, metric: Metric, stage: str, series: Sequence[Series
         if metric.log:
             axes.set_ylim(0.9 * min(values), 1.1 * max(values))
             log_axis(axes)
-        axes.legend(loc="lower right" if metric.higher else "upper right")
+        axes.legend(loc="lower right" if metric.higher else "best")
         return svg(figure, name)
 
 

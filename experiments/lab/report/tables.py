@@ -1,29 +1,63 @@
-"""The tables as Markdown."""
+"""The report of a task's rows: their tables, pictures, and what is seen in them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from experiments.lab.formats import FULL, label
-from experiments.lab.report.sentences import findings, findings_beside, overheads, row_names, searched, value_text
+from experiments.lab.report.document import Part, document, items, names, pictures, table
+from experiments.lab.report.plots import LINES, Look, Point, Series, curve_picture, looks, size_picture
+from experiments.lab.report.sentences import (
+    counted,
+    findings,
+    findings_beside,
+    how_to_read,
+    overheads,
+    pace,
+    ranges,
+    row_names,
+    searched,
+    value_text,
+)
 from experiments.lab.report.summary import Entry, Summary
-from pages import unbroken
-
-WORDS = ("row", "shape", "set", "format", "std")  # columns of text, which stand left
 
 
-def entry_rows(summary: Summary, entries: Sequence[Entry], full: Entry | None) -> list[tuple[str, ...]]:
-    """Headings and lines of a table. What is compared comes first: a phone shows five columns."""
-    lines = [cells(summary, entry, full) for entry in entries]
+def tables_report(summary: Summary) -> tuple[str, str]:
+    """As a text and as a page."""
+    texts = summary.texts
+    sections = {"What is seen": [items(findings(summary))], "What the rows are": [names(row_names(summary))]}
+    for dataset, entries in summary.tables.items():
+        sections[summary.title(dataset)] = [entry_table(summary, entries), drawn(summary, dataset, entries)]
+    for dataset, entries in summary.beside.items():
+        said = items(findings_beside(summary, dataset))
+        sections[f"{summary.title(dataset)}, beside the table"] = [entry_table(summary, entries), said]
+    sections["How"] = [items(notes(summary))]
+    if summary.grids:
+        sections["Search on validation"] = [items(searched(summary)), table(search_rows(summary))]
+    return document(texts["title"], texts["lead"], sections, heading=texts.get("heading"), about=described(summary))
+
+
+def notes(summary: Summary) -> list[str]:
+    """How it was measured, and what that cost."""
+    return [*summary.texts.get("notes", []), overheads(summary)]
+
+
+def entry_table(summary: Summary, entries: Sequence[Entry]) -> Part:
+    """A dataset's rows, each with its format's colour and name; of the full table, its name says it."""
+    look = looks(summary.formats)
+    lines = [cells(summary, entry) for entry in entries]
     papers = any(entry.paper is not None for of in summary.tables.values() for entry in of)
     kept = [name for name in lines[0] if papers or name != "paper"]
-    return [tuple(kept), *(tuple(line[name] for name in kept) for line in lines)]
+    rows = [kept, *([line[name] for name in kept] for line in lines)]
+    below = ["" if entry.format == FULL else label(entry.format) for entry in entries]
+    return table(rows, [look[entry.format].colour for entry in entries], below)
 
 
-def cells(summary: Summary, entry: Entry, full: Entry | None) -> dict[str, str]:
-    """A line of a table, as text under its headings."""
-    metric = summary.metric
+def cells(summary: Summary, entry: Entry) -> dict[str, str]:
+    """A line of a table, as text under its headings. What is compared comes first: a phone shows five columns."""
+    metric, full = summary.metric, summary.entry(entry.dataset, FULL)
     deviation = "" if entry.deviation is None else f" ± {metric.written(entry.deviation)}"
     beside = "" if full is None or entry is full else f"{metric.beside(entry.mean, full.mean):+.1f}"
     return {
@@ -42,18 +76,46 @@ def cells(summary: Summary, entry: Entry, full: Entry | None) -> dict[str, str]:
     }
 
 
-def table_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table, its headings first; what is text stands left."""
-    rule = ["---" if name in WORDS else "---:" for name in rows[0]]
-    lines = [[unbroken(cell) for cell in row] for row in rows[1:]]
-    return [f"| {' | '.join(row)} |" for row in (rows[0], rule, *lines)]
+def drawn(summary: Summary, dataset: str, entries: Sequence[Entry]) -> Part:
+    """A dataset's pictures: the metric against size, and the curves of each format beside the full table's."""
+    metric, stage = summary.metric, summary.bench.task.stage
+    full = summary.entry(dataset, FULL)
+    smaller = [entry for entry in entries if entry.format != FULL]
+    of_format = {
+        format: Series(label(format), look, [Point.of(entry) for entry in entries if entry.format == format])
+        for format, look in looks(summary.formats).items()
+    }
+    ours = [of_format[format] for format in summary.formats if format != FULL and of_format[format].points]
+    sizes = size_picture(f"{dataset}-ratio", metric, summary.split, of_format[FULL], ours)
+    seen = ranges(summary, smaller, full) if smaller and full else ""
+    figures = [(f"{summary.split.capitalize()} {metric.name} against size", seen, sizes)]
+    when = "after each epoch" if stage == "epoch" else "while training"
+    everything = curves(entries, of_format)
+    for format in dict.fromkeys(entry.format for entry in smaller):
+        shown = curves([entry for entry in entries if entry.format in (FULL, format)], of_format)
+        curve = curve_picture(f"{dataset}-{format}-curves", metric, stage, shown, everything)
+        title = f"Validation {metric.name} {when}: {label(format)}"
+        figures.append((title, pace(summary, format, entries), curve))
+    return pictures(figures, how_to_read(summary, entries))
+
+
+def curves(entries: Sequence[Entry], of_format: dict[str, Series]) -> list[Series]:
+    """What is drawn of rows while they train: a format's colour, a line of its own for each row."""
+
+    def look(place: int, entry: Entry) -> Look:
+        line = "-" if entry.format == FULL else LINES[(place - (entries[0].format == FULL)) % len(LINES)]
+        return replace(of_format[entry.format].look, line=line)
+
+    return [
+        Series(entry.row, look(place, entry), (), entry.stages, entry.mean_curve, entry.early_stops)
+        for place, entry in enumerate(entries)
+    ]
 
 
 def search_rows(summary: Summary) -> list[tuple[str, ...]]:
     """Headings and lines of what the searches saw: a rate a column, whatever else was searched a line."""
     rates = sorted({point[0] for points in summary.grids.values() for point in points})
-    others = summary.searched[1:]
-    rows: list[tuple[str, ...]] = [("set", "format", *others, *(f"lr {rate:g}" for rate in rates))]
+    rows: list[tuple[str, ...]] = [("set", "format", *summary.searched[1:], *(f"lr {rate:g}" for rate in rates))]
     for (dataset, format), points in summary.grids.items():
         for rest in dict.fromkeys(point[1:] for point in points):
             scores = [points.get((rate, *rest)) for rate in rates]
@@ -62,25 +124,10 @@ def search_rows(summary: Summary) -> list[tuple[str, ...]]:
     return rows
 
 
-def notes(summary: Summary) -> list[str]:
-    """How it was measured, and what that cost."""
-    return [*summary.texts.get("notes", []), overheads(summary)]
-
-
-def markdown(summary: Summary) -> str:
-    """The report as a text."""
-    lines = [f"# {summary.texts['title']}", "", summary.texts["lead"], ""]
-    lines += ["Written by `python -m experiments report` from the lines beside it.", ""]
-    lines += ["## What is seen", "", *(f"* {said}" for said in findings(summary)), ""]
-    lines += ["## What the rows are", "", *(f"* **{names}**: {what}" for names, what in row_names(summary)), ""]
-    for part, beside in ((summary.tables, ""), (summary.beside, ", beside the table")):
-        for dataset, entries in part.items():
-            lines += [f"## {summary.title(dataset)}{beside}", ""]
-            lines += [*table_lines(entry_rows(summary, entries, summary.entry(dataset, FULL))), ""]
-            if beside:
-                lines += [*(f"* {said}" for said in findings_beside(summary, dataset)), ""]
-    lines += ["## How", "", *(f"* {note}" for note in notes(summary)), ""]
-    if summary.grids:
-        lines += ["## Search on validation", "", *(f"* {said}" for said in searched(summary)), ""]
-        lines += [*table_lines(search_rows(summary)), ""]
-    return "\n".join(lines)
+def described(summary: Summary) -> str:
+    """With what it was measured."""
+    versions = ", ".join(f"{name} {version}" for name, version in (summary.about["versions"] or {}).items())
+    machine = summary.about["machine"] or {}
+    threads = counted(machine.get("threads") or 0, "thread")
+    place = f"{machine.get('processor')}, {machine.get('cores')} cores, {threads} a run"
+    return f"{versions}; {place}; commit {', '.join(summary.about['commits'])}."

@@ -43,7 +43,7 @@ class Classifier(nn.Module):
         self.embedding = tb.Embedding(
             settings.vocabulary,
             settings.dim,
-            settings.table_format(),
+            settings.table_format(settings.vocabulary, settings.dim),
             padding_idx=PAD if settings.pad_row == "zero" else None,
             std="glorot" if settings.std is None else settings.std,
         )

@@ -9,8 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.lab.batches import Batch, Epochs
-from experiments.lab.evaluation import Evaluation
-from experiments.lab.metrics import Metric
+from experiments.lab.metrics import Evaluation, Metric
 from experiments.lab.task import Task
 from experiments.tasks.sentiment.data import Data, load
 from experiments.tasks.sentiment.model import Classifier, SentimentSettings

@@ -18,13 +18,14 @@ from rich.table import Table
 
 import tensorbed as tb
 from experiments.lab.files import writable_folder, write_whole
-from experiments.lab.formats import known
+from experiments.lab.formats import known, label
 from experiments.lab.processes import Interrupts
-from experiments.lab.report.page import table
+from experiments.lab.report.document import table
 from experiments.lab.report.plots import Point, Series, curve_picture, looks, size_picture
 from experiments.lab.rows import configured, plan
+from experiments.lab.settings import How
 from experiments.lab.task import Task
-from experiments.lab.training import How, Training, result
+from experiments.lab.training import Training, result
 from experiments.lab.watching import Display
 from pages import page
 
@@ -79,7 +80,7 @@ def run_all(task: Task, rows: Sequence[Any], data: Any) -> list[Record]:
     cores = torch.get_num_threads()
     torch.set_num_threads(1)
     runs = [Training(task, row, How(), data) for row in rows]
-    display, pool = Display(task, [shown(row.row) for row in rows], runs[0].steps), ThreadPoolExecutor(cores)
+    display, pool = Display(task, [label(row.row) for row in rows], runs[0].steps), ThreadPoolExecutor(cores)
     try:
         with display, Interrupts() as interrupts, pool:
             lines = zip(runs, display.lines, strict=True)
@@ -92,11 +93,6 @@ def run_all(task: Task, rows: Sequence[Any], data: Any) -> list[Record]:
     finally:
         torch.set_num_threads(cores)
     return [result(run, {}) for run in runs]
-
-
-def shown(row: str) -> str:
-    """The name of a row in words."""
-    return row.replace("_", " ")
 
 
 def written(record: Record) -> str:
@@ -123,7 +119,7 @@ def rows_of(records: Sequence[Record]) -> list[tuple[str, ...]]:
     """Headings and lines of the table."""
     lines = [
         (
-            shown(record["row"]),
+            label(record["row"]),
             f"{record['ratio']:,.1f}",
             f"{record['val_perplexity']:.1f}",
             f"{record['table_parameters']:,}",
@@ -155,12 +151,12 @@ def as_html(task: Task, told: dict[str, Any], records: Sequence[Record]) -> str:
     for record, look in zip(records, looks(record["row"] for record in records).values(), strict=True):
         stages, values = zip(*((one["step"], one["val_perplexity"]) for one in record["epochs"]), strict=True)
         point = Point(record["ratio"], record["val_perplexity"])
-        series.append(Series(shown(record["row"]), look, [point], stages, values))
+        series.append(Series(label(record["row"]), look, [point], stages, values))
     return page(
         "Both ends of a language model, full and compressed",
-        CONTENT,
+        CONTENT.read_text(encoding="utf-8"),
         seen=escape(seen(records)),
-        table=table(rows_of(records), [f'<i style="background:{one.look.colour}"></i>' for one in series]),
+        table=table(rows_of(records), [one.look.colour for one in series])[1],
         curves=curve_picture("curves", metric, task.stage, series, series),
         sizes=size_picture("sizes", metric, "validation", series[0], series[1:]),
         command=escape(told["command"]),
@@ -186,7 +182,7 @@ def seen(records: Sequence[Record]) -> str:
         level = f"{abs(change):.1%} {'higher' if change > 0 else 'lower'}"
         chance = ", which may be chance" if abs(change) < CHANCE else ""
         beside = f"tables {record['ratio']:,.1f} times smaller, {level}{chance}"
-        said.append(f"{shown(record['row'])} {record['val_perplexity']:.1f} ({beside})")
+        said.append(f"{label(record['row'])} {record['val_perplexity']:.1f} ({beside})")
     return (
         f"With full tables the perplexity at the end is {full['val_perplexity']:.1f}; lower is better. With compressed "
         f"ones it is: {'; '.join(said)}."

@@ -38,7 +38,8 @@ class LanguageModel(nn.Module):
 
     def __init__(self, settings: SourceCodeSettings, log_frequencies: Tensor) -> None:
         super().__init__()
-        vocabulary, dim, format = len(log_frequencies), settings.dim, settings.table_format()
+        vocabulary, dim = len(log_frequencies), settings.dim
+        format = settings.table_format(vocabulary, dim)
         self.recurrent = nn.LSTM(dim, 2 * dim)
         self.narrow = nn.Linear(2 * dim, dim)
         # The tables come last: whatever they draw, the body has drawn the same numbers before them. One call of

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from experiments.lab.batches import Batch, Windows, evenly
 from experiments.lab.errors import ExperimentError
-from experiments.lab.evaluation import Evaluation
-from experiments.lab.metrics import Metric
-from experiments.lab.options import with_settings
+from experiments.lab.metrics import Evaluation, Metric
+from experiments.lab.settings import with_options
 from experiments.lab.task import Task
 from experiments.tasks.source_code.corpus import Corpus, read_corpus
 from experiments.tasks.source_code.demo import OPTIONS, demo
@@ -60,7 +59,7 @@ class SourceCode(Task):
     tests = ()
     selects = False
     stage = "step"
-    commands: ClassVar = {"demo": with_settings(demo, SourceCodeSettings, OPTIONS)}
+    commands: ClassVar = {"demo": with_options(demo, SourceCodeSettings, names=OPTIONS)}
 
     def load(self, settings: SourceCodeSettings, folder: Path | None) -> Lanes:
         root = Path(sysconfig.get_path("stdlib")) if folder is None else folder

@@ -77,6 +77,17 @@ class Coded(ABC):
             return rows
         return _made(self, index)
 
+    def write_rows(self, index: Tensor, out: Tensor, at: Tensor) -> bool:  # (n,), (m, cols), (n,)
+        """Write rows into those of ``out`` that ``at`` names, if the kernels can do it at once; without gradients."""
+        trains = torch.is_grad_enabled() and self.floats.requires_grad
+        ready = unready((index, at), torch.int64) is None and unready((out, self.floats), out.dtype) is None
+        if trains or not ready or out.dtype not in TYPES or not out.is_contiguous() or out.shape[1] != self.cols:
+            return False
+        index, at = index.contiguous(), at.contiguous()
+        where = (index.data_ptr(), index.shape[0], at.data_ptr(), out.data_ptr(), out.shape[0])
+        self.handle().rows_at(TYPES[out.dtype], *where, torch.get_num_threads())
+        return True
+
     @abstractmethod
     def gradient(self, index: Tensor, grad: Tensor) -> Tensor:  # (n,), (n, cols) -> like floats
         """Of :attr:`floats`, for that of the rows."""
@@ -142,6 +153,9 @@ class Product(Coded):
         with full_precision(index):
             rows = replace(self, floats=floats.to(wide), rotation=None).kernel_rows(index)
             return (rows @ rotation.to(wide)).to(torch.promote_types(floats.dtype, rotation.dtype))
+
+    def write_rows(self, index: Tensor, out: Tensor, at: Tensor) -> bool:  # (n,), (m, cols), (n,)
+        return self.rotation is None and super().write_rows(index, out, at)
 
     def handle(self) -> _native.Coded:
         assert native.module is not None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,49 +15,27 @@ from tensorbed.dispatch import Asked, World, working_dtype
 MODES = ("sum", "mean", "max")
 
 
-class Bags(NamedTuple):
-    """Which indices belong to which bag."""
-
-    ids: Tensor  # (n,)
-    bounds: Tensor  # (bags + 1,) int64, where each bag begins and the last one ends
-    weights: Tensor | None  # (n,)
-
-    @classmethod
-    def of(
-        cls, index: Tensor, offsets: Tensor | None, weights: Tensor | None, include_last_offset: bool, world: World
-    ) -> Bags:
-        """From the arguments of ``torch.nn.EmbeddingBag.forward``, checked; ``index`` is known to hold integers."""
-        if weights is not None and weights.shape != index.shape:
-            raise ValueError(
-                f"per_sample_weights has shape {tuple(weights.shape)}; one weight for each index of "
-                f"shape {tuple(index.shape)} is needed."
-            )
-        weights = None if weights is None else weights.reshape(-1)
-        if index.dim() == 2:
-            if offsets is not None:
-                raise ValueError("offsets go with 1-D indices; each row of 2-D indices is a bag: leave offsets=None.")
-            bounds = torch.arange(index.shape[0] + 1, device=index.device) * index.shape[1]
-            return cls(index.reshape(-1), bounds, weights)
-        if index.dim() != 1:
-            raise ValueError(f"indices of shape {tuple(index.shape)}: give 1-D with offsets, or 2-D, one bag a row.")
-        if offsets is None:
-            raise ValueError("1-D indices need offsets: where each bag begins, for instance torch.tensor([0, 4]).")
-        require_integer_indices(offsets, "offsets")
-        if offsets.dim() != 1:
-            raise ValueError(f"offsets has shape {tuple(offsets.shape)}: give one number a bag.")
-        bounds = offsets.long()
-        if not include_last_offset:
-            bounds = torch.cat([bounds, bounds.new_full((1,), index.shape[0])])
-        elif offsets.shape[0] == 0:
-            raise ValueError("include_last_offset=True: offsets needs at least the end of the last bag.")
-        return cls(index, _checked_bounds(bounds, index.shape[0], world), weights)
-
-    def without_rest(self) -> Bags:
-        """Without indices beyond the end of the last bag, which torch's kernels would count into it."""
-        end = int(self.bounds[-1]) if self.bounds.shape[0] > 1 else 0
-        if end == self.ids.shape[0]:
-            return self
-        return Bags(self.ids[:end], self.bounds, None if self.weights is None else self.weights[:end])
+def bounds_of(
+    index: Tensor, offsets: Tensor | None, include_last_offset: bool, world: World
+) -> Tensor:  # -> (bags + 1,) int64
+    """Where each bag begins and the last one ends, from the checked arguments of ``torch.nn.EmbeddingBag.forward``."""
+    if index.dim() == 2:
+        if offsets is not None:
+            raise ValueError("offsets go with 1-D indices; each row of 2-D indices is a bag: leave offsets=None.")
+        return torch.arange(index.shape[0] + 1, device=index.device) * index.shape[1]
+    if index.dim() != 1:
+        raise ValueError(f"indices of shape {tuple(index.shape)}: give 1-D with offsets, or 2-D, one bag a row.")
+    if offsets is None:
+        raise ValueError("1-D indices need offsets: where each bag begins, for instance torch.tensor([0, 4]).")
+    require_integer_indices(offsets, "offsets")
+    if offsets.dim() != 1:
+        raise ValueError(f"offsets has shape {tuple(offsets.shape)}: give one number a bag.")
+    bounds = offsets.long()
+    if not include_last_offset:
+        bounds = torch.cat([bounds, bounds.new_full((1,), index.shape[0])])
+    elif offsets.shape[0] == 0:
+        raise ValueError("include_last_offset=True: offsets needs at least the end of the last bag.")
+    return _checked_bounds(bounds, index.shape[0], world)
 
 
 def _checked_bounds(bounds: Tensor, indices: int, world: World) -> Tensor:

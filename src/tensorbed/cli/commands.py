@@ -1,10 +1,7 @@
 """The command ``tensorbed``. It needs typer and rich, which ``tensorbed[cli]`` brings; the library does not.
 
-Results go to standard output, what went wrong and progress to standard error. Exit codes: 0 done, 1 refused or a check
-failed, with the reason, 2 wrong usage, 130 interrupted.
+Results go to standard output, what went wrong and progress to standard error; exit codes are those that its help names.
 """
-
-from __future__ import annotations
 
 import json
 import re
@@ -21,8 +18,8 @@ from tensorbed._version import __version__
 from tensorbed.checks import require_number
 from tensorbed.cli import terminal
 from tensorbed.cli.inspection import inspect as look_into
-from tensorbed.compress.budgets import DEFAULT_RATIO, parsed_bytes
 from tensorbed.compress.finding import MIN_ROWS
+from tensorbed.compress.planning import DEFAULT_RATIO, parsed_bytes
 from tensorbed.compress.planning import plan as make_plan
 from tensorbed.info import info as collect
 from tensorbed.structures import Format
@@ -206,7 +203,7 @@ def compress(
         budget=budget,
         min_rows=min_rows,
         skip=skip or (),
-        untie=untie,
+        tied="untie" if untie else "keep",
         include_heads=not no_heads,
         force=force,
         calibrate=texts,
@@ -244,10 +241,8 @@ def _check_size(ratio: float | None, budget: str | None) -> None:
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
     if ratio is not None and ratio <= 1:
-        raise typer.BadParameter(
-            f"--ratio {ratio:g} makes nothing smaller: give how many times smaller the tables shall be, for instance "
-            "--ratio 7."
-        )
+        fix = "give how many times smaller the tables shall be, for instance --ratio 7"
+        raise typer.BadParameter(f"--ratio {ratio:g} makes nothing smaller: {fix}.")
 
 
 @app.command()

@@ -1,7 +1,5 @@
 """What is in a file, a folder or a model: sizes, the scale of its tables, how fast their spectrum falls."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Everything goes through :func:`say` or the console here, which show what a file 
 never obey it: no control characters, and no markup.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import shlex
@@ -22,6 +20,7 @@ from rich.console import Console
 from rich.text import Text
 from typer.core import TyperGroup
 
+from tensorbed.compress.report import megabytes
 from tensorbed.printable import printable, shortened
 
 _WIDE = 200  # columns where nobody looks: a file or a pipe
@@ -165,7 +164,7 @@ def show_inspection(inspection: Any) -> None:
     """An :class:`Inspection`."""
     console, rows = _Console(), [("layer", "is", "MB", "ratio", "std", "spectrum")]
     for one in inspection.layers:
-        numbers = (_megabytes(one.bytes), f"{one.ratio:,.1f}", f"{one.std:.3g}", one.bars)
+        numbers = (megabytes(one.bytes), f"{one.ratio:,.1f}", f"{one.std:.3g}", one.bars)
         rows.append((one.name or "(alone)", f"{one.layer}, {one.kind} {one.sizes}", *numbers))
     console.table("<<>>><", *rows, wraps="is")
     for remark in inspection.remarks():
@@ -185,10 +184,7 @@ def show_compressed(done: Any) -> None:
     rows = [("table", "size", "format", "MB before", "after", "ratio", "fit error")]
     if done.unpacked is not None:
         rows.append(("unpacked from GGUF", "", done.dtype, *_sizes(done.disk_before, done.unpacked), ""))
-    for e in report.entries:
-        sizes = (_megabytes(e.bytes_before), _megabytes(e.bytes_after), f"{e.ratio:,.1f}")
-        error = "-" if e.error is None else f"{e.error:.3f}"
-        rows.append((" = ".join(e.names), f"{e.rows:,} x {e.cols:,}", e.format, *sizes, error))
+    rows += [(*cells[:3], *cells[5:]) for cells in (entry.cells() for entry in report.entries)]  # but for numbers
     rows.append(("whole model", "", "", *_sizes(report.bytes_before, report.bytes_after), ""))
     rows.append(("weights on disk", "", "", *_sizes(done.disk_before, done.disk_after), ""))
     console.table("<<<>>>>", *rows, wraps="format", bold=-2)
@@ -221,8 +217,4 @@ def show_verified(found: Any) -> None:
 
 
 def _sizes(before: int, after: int) -> tuple[str, str, str]:
-    return _megabytes(before), _megabytes(after), f"{before / max(1, after):,.2f}"
-
-
-def _megabytes(count: int) -> str:
-    return f"{count / 1e6:,.2f}"
+    return megabytes(before), megabytes(after), f"{before / max(1, after):,.2f}"

@@ -1,8 +1,6 @@
 """The tables and vocabulary heads of a model, which formats they are given, and why others stay."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -55,7 +53,7 @@ def found_tables(
     search.find_heads()
     if tied == "keep":
         search.refuse_broken_ties()
-    search.patterns.refuse_unused(search.linears)
+    search.refuse_useless_patterns()
     search.refuse_useless_skips()
     return list(search.found.values()), search.left
 
@@ -65,52 +63,6 @@ def matches(name: str, pattern: str) -> bool:
     return name == pattern or fnmatchcase(name, pattern)
 
 
-class _Patterns:
-    """Which pattern is the first to match a name, and which were of any use."""
-
-    def __init__(self, format: Formats, tables: Sequence[str]) -> None:
-        self._formats: Mapping[str, Format | None] = {"*": format} if isinstance(format, Format) else format
-        self._given = not isinstance(format, Format)
-        self.tables = tables
-        self._used: set[str | None] = set()
-
-    def first(self, name: str) -> str | None:
-        return next((pattern for pattern in self._formats if matches(name, pattern)), None)
-
-    def use(self, name: str) -> str | None:
-        """The first that matches, which is of use then."""
-        self._used.add(pattern := self.first(name))
-        return pattern
-
-    def format(self, name: str) -> Format | None:
-        return next((format for pattern, format in self._formats.items() if matches(name, pattern)), None)
-
-    def is_refused(self, name: str) -> bool:
-        """Whether a pattern says to leave it, which is more than that none speaks of it."""
-        return self.first(name) is not None and self.format(name) is None
-
-    def names_head(self, name: str) -> bool:
-        """Whether a linear layer is meant: by its name, or by a pattern that no table matches."""
-        pattern = self.first(name) if self._given else None
-        if pattern is None or pattern == name:
-            return pattern == name
-        return set(pattern) != {"*"} and not any(matches(table, pattern) for table in self.tables)
-
-    def refuse_unused(self, heads: Iterable[str]) -> None:
-        """A pattern without effect is a mistake: misspelt, or after one that takes all of its names."""
-        unused = [pattern for pattern in self._formats if pattern not in self._used] if self._given else []
-        for pattern in unused:
-            taken = next((name for name in (*self.tables, *heads) if matches(name, pattern)), None)
-            if taken is not None and (before := self.first(taken)) != pattern:
-                raise ValueError(
-                    f"{pattern!r} is of no use: {before!r}, which comes before it, matches {taken} already; put the "
-                    "pattern that matches less first."
-                )
-        if unused:
-            known = ", ".join(self.tables) or "none"
-            raise ValueError(f"no table matches {', '.join(unused)}; the model has {known}.")
-
-
 class _Search:
     """What is found in one model, and why other layers stay as they are."""
 
@@ -118,39 +70,61 @@ class _Search:
         self, model: nn.Module, format: Formats, min_rows: int, skip: Sequence[str], include_heads: bool
     ) -> None:
         self.min_rows, self.skip, self.include_heads = min_rows, skip, include_heads
-        self.planned = isinstance(format, Plan)
+        self.plan, self.by_pattern = format if isinstance(format, Plan) else None, not isinstance(format, Format)
+        self.formats: Mapping[str, Format | None] = {"*": format} if isinstance(format, Format) else format
         self.modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
         self.tables = [n for n, module in self.modules.items() if isinstance(module, (nn.Embedding, nn.EmbeddingBag))]
         self.linears = [name for name, module in self.modules.items() if type(module) is nn.Linear]
+        done = [name for name, module in self.modules.items() if isinstance(module, StructuredTable)]
+        self.all_tables = [*self.tables, *done]
         self.declared = declared_heads(model)
         self.declared_ids = {id(head) for heads in self.declared.values() for head in heads}
-        done = [name for name, module in self.modules.items() if isinstance(module, StructuredTable)]
-        self.patterns = _Patterns(format, [*self.tables, *done])
         self.found: dict[int, Weight] = {}
-        self.left = {name: "compressed already" for name in done if self.patterns.use(name) is not None}
+        self.left = {name: "compressed already" for name in done if self.pattern(name) is not None}
+        self.used = {self.pattern(name) for name in self.all_tables}  # of the patterns
+
+    def pattern(self, name: str) -> str | None:
+        """The first that matches."""
+        return next((pattern for pattern in self.formats if matches(name, pattern)), None)
+
+    def format(self, name: str) -> Format | None:
+        return next((format for pattern, format in self.formats.items() if matches(name, pattern)), None)
+
+    def is_refused(self, name: str) -> bool:
+        """Whether a pattern says to leave it, which is more than that none speaks of it."""
+        return self.pattern(name) is not None and self.format(name) is None
+
+    def is_named_head(self, name: str) -> bool:
+        """Whether a linear layer is meant: by its name, or by a pattern that no table matches."""
+        pattern = self.pattern(name) if self.by_pattern else None
+        if pattern is None or pattern == name:
+            return pattern == name
+        return set(pattern) != {"*"} and not any(matches(table, pattern) for table in self.all_tables)
 
     def add(self, name: str, format: Format | None) -> None:
         """One more place of a weight, by default with the format of the first."""
         module = self.modules[name]
         _refuse_irreplaceable(name, module)
-        weight = self.found.setdefault(id(module.weight), Weight(module.weight))
+        # A plan names heads that nobody named to it.
+        same_rows_as = None if self.plan is None else self.plan.same_rows_as.get(name)
+        weight = self.found.setdefault(id(module.weight), Weight(module.weight, same_rows_as))
         weight.formats[name] = format or next(iter(weight.formats.values()))
         weight.places[name] = module
 
     def find_tables(self) -> None:
         """Embeddings that are given a format; and those that nobody spoke of where they share the weight of one."""
         for name in self.tables:
-            self.patterns.use(name)
-            reason = self._reason_to_stay(name)
-            if reason is None:
-                self.add(name, self.patterns.format(name))
-            else:
+            if reason := self._reason_to_stay(name):
                 self.left[name] = reason
+            else:
+                self.add(name, self.format(name))
         for name in self.tables:
-            spoken = self._skipped_by(name) is not None or self.patterns.is_refused(name)
-            if name in self.left and not spoken and id(self.modules[name].weight) in self.found:
+            if name in self.left and not self._is_left_out(name) and id(self.modules[name].weight) in self.found:
                 self.add(name, None)
                 del self.left[name]
+
+    def _is_left_out(self, name: str) -> bool:
+        return self._skipped_by(name) is not None or self.is_refused(name)
 
     def _skipped_by(self, name: str) -> str | None:
         return next((pattern for pattern in self.skip if matches(name, pattern)), None)
@@ -161,11 +135,11 @@ class _Search:
             return f'left out by skip=["{pattern}"]'
         rows = int(self.modules[name].weight.shape[0])
         few = None if rows >= self.min_rows else self._too_few(rows)
-        if self.patterns.is_refused(name):
-            return "kept dense by the plan" if self.planned else "its format is None"
-        if self.patterns.first(name) is None:  # small tables are in no plan
-            return (few or "not in the plan") if self.planned else "no pattern matches it"
-        return None if self.patterns.first(name) == name else few
+        if self.is_refused(name):
+            return "kept dense by the plan" if self.plan is not None else "its format is None"
+        if self.pattern(name) is None:  # small tables are in no plan
+            return (few or "not in the plan") if self.plan is not None else "no pattern matches it"
+        return None if self.pattern(name) == name else few
 
     def _too_few(self, rows: int) -> str:
         return f"{rows:,} rows, fewer than min_rows={self.min_rows:,}"
@@ -174,13 +148,12 @@ class _Search:
         """Linear layers that are named, share a weight, are declared to be heads, or look like nothing else."""
         tables = list(self.found.values())
         # Those that are named first: others may share their weight.
-        for name in sorted(self.linears, key=self.patterns.names_head, reverse=True):
+        for name in sorted(self.linears, key=self.is_named_head, reverse=True):
             module = self.modules[name]
             rows = int(module.weight.shape[0])
             same = [table for table in tables if table.tensor.shape[0] == rows]
-            if self.patterns.names_head(name):
-                self.patterns.use(name)
-                self._add_head(name, self._reason_to_stay(name), self.patterns.format(name))
+            if self.is_named_head(name):
+                self._add_head(name, self._reason_to_stay(name), self.format(name))
             elif id(module.weight) in self.found:
                 self._add_head_like(name, None)
             elif id(module) in self.declared_ids and tables:
@@ -199,7 +172,7 @@ class _Search:
             self._add_head_like(name, table)
             if name not in self.left:
                 self.found[id(self.modules[name].weight)].same_rows_as = table.name
-        elif self.include_heads and self._skipped_by(name) is None and not self.patterns.is_refused(name):
+        elif self.include_heads and not self._is_left_out(name):
             size = f"{rows:,} outputs, as many as {table.name} has rows"
             self.left[name] = f"{size}, but {doubt}; if it is a head, name it in a pattern"
 
@@ -225,24 +198,37 @@ class _Search:
 
     def _add_head_like(self, name: str, table: Weight | None) -> None:
         """A head in the format of its table, unless a pattern speaks of it; without one, sharing its weight."""
-        refused = table is not None and self.patterns.is_refused(name)
-        reason = self._reason_to_stay(name) if refused or self._skipped_by(name) is not None else None
-        self.patterns.use(name)
-        format = None if table is None else self.patterns.format(name) or next(iter(table.formats.values()))
-        self._add_head(name, reason, format)
+        left_out = self._is_left_out(name) if table is not None else self._skipped_by(name) is not None
+        format = None if table is None else self.format(name) or next(iter(table.formats.values()))
+        self._add_head(name, self._reason_to_stay(name) if left_out else None, format)
 
     def _add_head(self, name: str, reason: str | None, format: Format | None) -> None:
+        self.used.add(self.pattern(name))
         if self.include_heads and reason is None:
             self.add(name, format)
         else:
             self.left[name] = reason or "a head, and include_heads=False"
 
+    def refuse_useless_patterns(self) -> None:
+        """A pattern without effect is a mistake: misspelt, or after one that takes all of its names."""
+        unused = [pattern for pattern in self.formats if pattern not in self.used] if self.by_pattern else []
+        for pattern in unused:
+            taken = next((name for name in (*self.all_tables, *self.linears) if matches(name, pattern)), None)
+            if taken is not None and (before := self.pattern(taken)) != pattern:
+                raise ValueError(
+                    f"{pattern!r} is of no use: {before!r}, which comes before it, matches {taken} already; put the "
+                    "pattern that matches less first."
+                )
+        if unused:
+            known = ", ".join(self.all_tables) or "none"
+            raise ValueError(f"no table matches {', '.join(unused)}; the model has {known}.")
+
     def refuse_useless_skips(self) -> None:
         """A name that is skipped and that nothing has is misspelt, and its table would be compressed in silence."""
         rows = {self.modules[table].num_embeddings for table in self.tables}
-        linears = [(name, self.modules[name]) for name in self.linears]
-        heads = [name for name, one in linears if id(one) in self.declared_ids or one.out_features in rows]
-        known = [*self.patterns.tables, *heads]
+        linears = {name: self.modules[name] for name in self.linears}
+        heads = [name for name, one in linears.items() if id(one) in self.declared_ids or one.out_features in rows]
+        known = [*self.all_tables, *heads]
         for pattern in self.skip:
             if not any(matches(name, pattern) for name in known):
                 there = ", ".join(known) or "none"

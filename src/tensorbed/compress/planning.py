@@ -1,25 +1,29 @@
-"""Choosing a format for every table of a model under a budget, by measured error or by rule."""
+"""Choosing a format for every table of a model under a budget or a ratio, by measured error or by rule."""
 
-from __future__ import annotations
-
-from collections.abc import Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from tensorbed.checks import naming, require_bool, require_positive
-from tensorbed.compress.budgets import Limit
+from tensorbed.checks import naming, require_bool, require_int, require_number, require_positive
 from tensorbed.compress.finding import MIN_ROWS, Weight, found_tables
 from tensorbed.compress.report import Option, Plan, why_nothing
 from tensorbed.fitting import check_table, fit_table
-from tensorbed.nn.options import check_format
 from tensorbed.progress import about, track
 from tensorbed.structures import Format, Structure
-from tensorbed.structures.formats import Budget, OutOfRangeError, OutOfReachError
+from tensorbed.structures.formats import Budget, OutOfRangeError, OutOfReachError, require_format
 from tensorbed.structures.registry import formats as every_format
 from tensorbed.structures.registry import plain_format
 
+DEFAULT_RATIO = 7.0  # of trained tables in float32: formats that suit vocabulary heads reach it
+_BYTES = 2**63 - 1  # of all tables
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_BUDGET = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+_DIGITS = 4  # of sizes in a message
 _ALIKE = 1e-3  # costs that differ by less are the same
 _ROUNDING = 1e-5  # an error that is none
 _MOST = 2**60  # numbers of a table; bytes are counted in 64 bits
@@ -85,49 +89,41 @@ def plan(
             raise ValueError(f"there is nothing to plan: {why_nothing(left)}")
     tables = _to_compress(weights, tied) if isinstance(model, nn.Module) else _empty(model)
     dense = sum({id(table.tensor): table.tensor.nbytes for table in tables.values()}.values())
-    limit = Limit.of(budget, ratio, dense)
+    if (budget is None) == (ratio is None):
+        raise ValueError("give a budget, for instance budget='20MB', or a ratio, and not both.")
+    allowed = parsed_bytes(budget) if ratio is None else dense / require_number(ratio, "ratio", low=0)
+    out_of_reach = partial(_out_of_reach, budget, ratio, dense)
     measured = purpose == "pretrained" and not any(table.tensor.is_meta for table in tables.values())
+    if measured and (unfit := [format for format in formats or () if not format.can_fit]):
+        raise unfit[0].no_fit()
     offers = [kind.candidates if measured else kind.candidates_to_train for kind in every_format()]
-    weighed = formats or [format for offered in offers for format in offered(limit.ratio)]
+    weighed = formats or [format for offered in offers for format in offered(dense / allowed)]
     for name, table in tables.items():
         with naming(name):
             table.weigh(weighed)
-    _require_reach(tables, limit)
+    _require_reach(tables, allowed, out_of_reach)
     heads = [name for name, table in tables.items() if table.scores]
     if careful and measured and formats is None and heads:
         for name in heads:
-            tables[name].bound = [(option, s) for option, s in tables[name].bound if option.format.suits_heads]
-        if (least := _least(tables)) > limit.bytes:
-            raise SpoilsHeadsError(limit.out_of_reach(least), heads, dense / least)
+            tables[name].bound = [pair for pair in tables[name].bound if pair[0].format.suits_heads]
+        if (least := _least(tables)) > allowed:
+            raise SpoilsHeadsError(out_of_reach(least), heads, dense / least)
     if measured:
-        _require_reach(tables, limit, _measure(tables))
-    options = {
-        name: (
-            Option(plain_format(), table.tensor.nbytes, 1.0, 0.0 if measured else None),
-            *(option for option, _ in table.bound),
-        )
-        for name, table in tables.items()
-    }
+        _require_reach(tables, allowed, out_of_reach, _measure(tables))
+    options = {name: table.options(0.0 if measured else None) for name, table in tables.items()}
     sizes = {name: (int(table.tensor.shape[0]), int(table.tensor.shape[1])) for name, table in tables.items()}
     same_rows_as = {weight.name: weight.same_rows_as for weight in weights if weight.same_rows_as is not None}
-    return Plan(sizes, _chosen(options, limit.bytes), options, limit.bytes, dense, same_rows_as)
+    return Plan(sizes, _chosen(options, allowed), options, allowed, dense, same_rows_as)
 
 
 @dataclass
 class _Table:
-    """One to be planned.
+    """One to be planned."""
 
-    Attributes:
-        tensor: its weight, on the meta device where only its size is known.
-        reserved: bytes that are stored besides, the row of a ``padding_idx``.
-        scores: whether it is a head, or shares its table with one.
-        bound: its options, and what it would be.
-    """
-
-    tensor: Tensor
-    reserved: int = 0
-    scores: bool = False
-    bound: list[tuple[Option, Structure]] = field(default_factory=list)
+    tensor: Tensor  # its weight, on the meta device where only its size is known
+    reserved: int = 0  # bytes that are stored besides, the row of a padding_idx
+    scores: bool = False  # whether it is a head, or shares its table with one
+    bound: list[tuple[Option, Structure]] = field(default_factory=list)  # its options, and what it would be
 
     def weigh(self, formats: Sequence[Format]) -> None:
         """Take the formats that it can have; none where it is too small for each of them."""
@@ -150,6 +146,10 @@ class _Table:
         if unsuited and not self.bound:
             raise unsuited[0]
 
+    def options(self, error: float | None = None) -> tuple[Option, ...]:
+        """All, the table as it is first, whose error is given."""
+        return Option(plain_format(), self.tensor.nbytes, 1.0, error), *(option for option, _ in self.bound)
+
 
 class SpoilsHeadsError(ValueError):
     """A budget that only formats keep which spoil a vocabulary head; ``ratio`` is what the others reach."""
@@ -164,13 +164,15 @@ class SpoilsHeadsError(ValueError):
 
 
 def _least(tables: Mapping[str, _Table]) -> int:
-    return sum(min([table.tensor.nbytes, *(one.bytes for one, _ in table.bound)]) for table in tables.values())
+    return sum(min(option.bytes for option in table.options()) for table in tables.values())
 
 
-def _require_reach(tables: Mapping[str, _Table], limit: Limit, refusals: Sequence[str] = ()) -> None:
-    if (least := _least(tables)) > limit.bytes:
+def _require_reach(
+    tables: Mapping[str, _Table], allowed: float, out_of_reach: Callable[[int], str], refusals: Sequence[str] = ()
+) -> None:
+    if (least := _least(tables)) > allowed:
         advice = "Ask for no smaller tables, or give formats= that are smaller."
-        raise ValueError(" ".join([limit.out_of_reach(least), advice, *refusals[:1]]))
+        raise ValueError(" ".join([out_of_reach(least), advice, *refusals[:1]]))
 
 
 def _check_formats(formats: object) -> None:
@@ -179,7 +181,7 @@ def _check_formats(formats: object) -> None:
     if not formats:
         raise ValueError("formats is empty: give at least one, or leave it out for the usual ones.")
     for format in formats:
-        check_format(format)
+        require_format(format)
         if getattr(format, "rel_error", None) is not None:
             raise ValueError(f"{format!r} has no size before it is fitted; give rank= or ratio=.")
 
@@ -268,8 +270,7 @@ def _better(
     most = max((gain for gain, *_ in gains), default=0.0)
     alike = [change for change in gains if 0 < most * (1 - _ALIKE) <= change[0]]
     # The name that gives up first is given back last.
-    _, _, name, other = max(alike, key=lambda change: (-change[1], change[2]), default=(0.0, 0, "", None))
-    return None if other is None else (name, other)
+    return max(alike, key=lambda change: (-change[1], change[2]))[2:] if alike else None
 
 
 def _price(one: Option, other: Option) -> float:
@@ -281,3 +282,41 @@ def _price(one: Option, other: Option) -> float:
 
 def _squared(error: float) -> float:
     return max(error, _ROUNDING) ** 2
+
+
+def parsed_bytes(budget: str | int | None) -> int:
+    """``"20MB"``, ``"512 KiB"`` or a number as bytes."""
+    if isinstance(budget, str):
+        match = _BUDGET.fullmatch(budget)
+        if match is None or match[2].lower() not in _UNITS:
+            raise ValueError(f"budget={budget!r}: give bytes such as '20MB', '1.5 GB' or '512 KiB'.")
+        count = int(Decimal(match[1]) * _UNITS[match[2].lower()])  # exact, where a float is not
+    else:
+        count = require_int(budget, "budget")
+    if not 1 <= count <= _BYTES:
+        given = str(budget)[:40] if isinstance(budget, str) or abs(count) < 1e300 else "(over 300 digits)"
+        raise ValueError(f"budget={given}: must be at least 1 byte and at most {_BYTES:.4g}.")
+    return count
+
+
+def _out_of_reach(budget: str | int | None, ratio: float | None, dense: int, least: int) -> str:
+    """What was asked for and what there is, both as they were asked for and so that asking for that would do."""
+    most = _rounded(Decimal(dense) / least, ROUND_FLOOR)
+    if ratio is not None:
+        return (
+            f"A ratio of {float(ratio):g} is out of reach: with the formats weighed all tables together become {most} "
+            "times smaller at the most."
+        )
+    given, there = f"{parsed_bytes(budget):,} bytes", f"{least:,} bytes"
+    match = _BUDGET.fullmatch(str(budget))
+    if match is not None and (unit := match[2]):
+        given, there = match[0].strip(), f"{_rounded(Decimal(least) / _UNITS[unit.lower()], ROUND_CEILING)} {unit}"
+    return (
+        f"A budget of {given} is out of reach: with the formats weighed all tables together take {there} at the least, "
+        f"a ratio of {most}."
+    )
+
+
+def _rounded(number: Decimal, way: str) -> str:
+    """To a few digits, without zeros at the end."""
+    return f"{Context(_DIGITS, way).create_decimal(number).normalize():f}"

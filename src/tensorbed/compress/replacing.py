@@ -1,8 +1,7 @@
 """Compressing the tables of a model in place, their use recorded before if asked for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -11,14 +10,15 @@ from torch import Tensor, nn
 from tensorbed.adapters import check_layers, tell
 from tensorbed.checks import naming, require_bool
 from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables, is_scaled
-from tensorbed.compress.report import Entry, Plan, Report
+from tensorbed.compress.report import Entry, Report
 from tensorbed.files.description import put
 from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding
 from tensorbed.nn.head import Head, scoring_std
-from tensorbed.nn.options import Deviation, check_format, check_options
+from tensorbed.nn.options import Deviation, check_options
 from tensorbed.nn.table import StructuredTable
 from tensorbed.progress import about, track
 from tensorbed.structures import Format, Use
+from tensorbed.structures.formats import require_format
 
 _BLOCK = 2**12  # vectors multiplied at once
 
@@ -64,8 +64,8 @@ def compress_(
         >>> report = tb.compress_(model, tb.HotRows())
         >>> print(report)
     """
-    _check(model, format)
     require_bool(fit, "fit")
+    _check(model, format, fit)
     require_bool(include_heads, "include_heads")
     check_options(std=std)
     if fit and std is not None:
@@ -74,9 +74,6 @@ def compress_(
         raise ValueError("calibrate is a function that runs the model, for fit=True; leave it out else.")
     before = _sizes(model)
     weights, left = found_tables(model, format, min_rows, skip, include_heads, tied)
-    if isinstance(format, Plan):
-        for weight in weights:  # a plan names heads that nobody named to it
-            weight.same_rows_as = format.same_rows_as.get(weight.name)
     uses: Mapping[str, Use] = {}
     if calibrate is not None:
         uses = _recorded(model, {name: one for weight in weights for name, one in weight.places.items()}, calibrate)
@@ -94,20 +91,22 @@ def compress_(
     return Report(tuple(entries), before[0], after[0], before[1], after[1], left)
 
 
-def _check(model: nn.Module, format: Formats) -> None:
+def _check(model: nn.Module, format: Formats, fit: bool) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"compress_ takes a model, got {type(model).__name__}.")
     if isinstance(model, (nn.Embedding, nn.EmbeddingBag, StructuredTable)) or type(model) is nn.Linear:
         raise TypeError(f"a {type(model).__name__} cannot be replaced in itself; use tb.Embedding.from_pretrained.")
     for one in format.values() if isinstance(format, Mapping) else [format]:
         if one is not None:
-            check_format(one)
+            require_format(one)
+            if fit and not one.can_fit:
+                raise one.no_fit()
 
 
 def _sizes(model: nn.Module) -> tuple[int, int]:
     """Numbers and bytes of parameters and buffers, what is shared once."""
     held = {id(t): t for t in (*model.parameters(), *model.buffers())}.values()
-    return sum(t.numel() for t in held), sum(t.numel() * t.element_size() for t in held)
+    return sum(t.numel() for t in held), sum(t.nbytes for t in held)
 
 
 def _layers(
@@ -209,16 +208,12 @@ class _Record:
 def _recorded(model: nn.Module, modules: Mapping[str, nn.Module], run: Callable[[Any], object]) -> dict[str, Use]:
     """What each module was given while ``run(model)`` ran; modes and hooks are as before when it is done, or failed."""
     records = {module: _Record(module) for module in modules.values()}
-    modes = [(module, module.training) for module in model.modules()]
-    handles = [module.register_forward_pre_hook(one.see, with_kwargs=True) for module, one in records.items()]
-    try:
-        with torch.no_grad():
-            run(model.eval())
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, training in modes:
-            module.training = training
+    with ExitStack() as as_before, torch.no_grad():
+        for module in model.modules():
+            as_before.callback(setattr, module, "training", module.training)
+        for module, record in records.items():
+            as_before.enter_context(module.register_forward_pre_hook(record.see, with_kwargs=True))
+        run(model.eval())
     # A table that shares its weight with one that ran may only stand for it, as T5's.
     ran = {id(module.weight) for module, record in records.items() if record.seen}
     needed = {module for module, record in records.items() if record.is_head or id(module.weight) not in ran}

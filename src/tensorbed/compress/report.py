@@ -1,12 +1,11 @@
 """What is planned for the tables of a model, and what compressing them did: for people, programs and mail."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from html import escape
 from typing import Any
 
+from tensorbed.printable import some
 from tensorbed.structures import Format
 from tensorbed.structures.explanation import aligned
 
@@ -32,6 +31,41 @@ class Option:
     bytes: int
     ratio: float
     error: float | None
+
+    def cells(self) -> tuple[str, ...]:
+        """For people."""
+        return repr(self.format), megabytes(self.bytes), f"{self.ratio:,.1f}", _error(self.error)
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Ratio and error of every option, by table."""
+
+    options: Mapping[str, tuple[Option, ...]]
+
+    def points(self, name: str) -> list[tuple[float, float]]:
+        """``(ratio, error)`` of a table's options that no other beats in both, by ratio."""
+        known = [(one.ratio, one.error) for one in self.options[name] if one.error is not None]
+        return sorted(p for p in known if not any(q[0] >= p[0] and q[1] < p[1] for q in known))
+
+    def figure(self) -> Any:
+        """A matplotlib figure, a panel for each table and a line for each kind of format."""
+        try:
+            from matplotlib.figure import Figure
+        except ImportError as error:
+            raise ImportError("drawing needs matplotlib: pip install matplotlib") from error
+        figure = Figure(figsize=(5.5 * max(1, len(self.options)), 4), layout="constrained")
+        panels = figure.subplots(1, max(1, len(self.options)), squeeze=False)[0]
+        for axes, (name, options) in zip(panels, self.options.items(), strict=False):
+            kinds = dict.fromkeys(type(one.format).__name__ for one in options if one.error is not None)
+            for kind in kinds:
+                drawn = [o for o in options if type(o.format).__name__ == kind and o.error is not None]
+                line = sorted((one.ratio, one.error or 0.0) for one in drawn)
+                axes.plot(*zip(*line, strict=True), marker="o", label=kind)
+            axes.set(title=name, xlabel="times smaller", ylabel="relative error", xscale="log")
+            axes.grid(alpha=0.3)
+            axes.legend()
+        return figure
 
 
 @dataclass(frozen=True)
@@ -98,55 +132,14 @@ class Plan(Mapping[str, Format | None]):
     def cells(self) -> list[tuple[str, ...]]:
         """A table for people: a head, a row for each table, and all of them together."""
         head = ("table", "size", "format", "MB", "ratio", "error")
-        rows = [
-            (
-                name,
-                "{:,} x {:,}".format(*self.sizes[name]),
-                repr(one.format),
-                _megabytes(one.bytes),
-                f"{one.ratio:,.1f}",
-                _error(one.error),
-            )
-            for name, one in self.chosen.items()
-        ]
-        total = ("all", "", "", _megabytes(self.bytes), f"{self.dense / max(1, self.bytes):,.1f}", "")
+        rows = [(name, "{:,} x {:,}".format(*self.sizes[name]), *one.cells()) for name, one in self.chosen.items()]
+        total = ("all", "", "", megabytes(self.bytes), f"{self.dense / max(1, self.bytes):,.1f}", "")
         return [head, *rows, total]
 
     def __str__(self) -> str:
         return "\n".join([*aligned(self.cells(), "<<<>>>"), *(f"note: {note}" for note in self.notes)])
 
     __repr__ = __str__
-
-
-@dataclass(frozen=True)
-class Frontier:
-    """Ratio and error of every option, by table."""
-
-    options: Mapping[str, tuple[Option, ...]]
-
-    def points(self, name: str) -> list[tuple[float, float]]:
-        """``(ratio, error)`` of a table's options that no other beats in both, by ratio."""
-        known = [(one.ratio, one.error) for one in self.options[name] if one.error is not None]
-        return sorted(p for p in known if not any(q[0] >= p[0] and q[1] < p[1] for q in known))
-
-    def figure(self) -> Any:
-        """A matplotlib figure, a panel for each table and a line for each kind of format."""
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise ImportError("drawing needs matplotlib: pip install matplotlib") from error
-        figure = Figure(figsize=(5.5 * max(1, len(self.options)), 4), layout="constrained")
-        panels = figure.subplots(1, max(1, len(self.options)), squeeze=False)[0]
-        for axes, (name, options) in zip(panels, self.options.items(), strict=False):
-            kinds = dict.fromkeys(type(one.format).__name__ for one in options if one.error is not None)
-            for kind in kinds:
-                drawn = [o for o in options if type(o.format).__name__ == kind and o.error is not None]
-                line = sorted((one.ratio, one.error or 0.0) for one in drawn)
-                axes.plot(*zip(*line, strict=True), marker="o", label=kind)
-            axes.set(title=name, xlabel="times smaller", ylabel="relative error", xscale="log")
-            axes.grid(alpha=0.3)
-            axes.legend()
-        return figure
 
 
 @dataclass(frozen=True)
@@ -167,6 +160,11 @@ class Entry:
     @property
     def ratio(self) -> float:
         return self.bytes_before / self.bytes_after
+
+    def cells(self) -> tuple[str, ...]:
+        """For people: names, size, format, sizes before and after, ratio, error."""
+        names, size = " = ".join(self.names), f"{self.rows:,} x {self.cols:,}"
+        return names, size, self.format, *_before_and_after(self), f"{self.ratio:,.1f}", _error(self.error)
 
 
 @dataclass(frozen=True)
@@ -214,24 +212,10 @@ class Report:
         return {**asdict(self), "entries": entries, "ratio": self.ratio, **said}
 
     def _cells(self) -> list[Sequence[str]]:
-        sizes_before_and_after = ("numbers before", "numbers after", "MB before", "MB after")
-        head = ("table", "size", "format", *sizes_before_and_after, "ratio", "fit error")
-        rows = [
-            (
-                " = ".join(e.names),
-                f"{e.rows:,} x {e.cols:,}",
-                e.format,
-                f"{e.numbers_before:,}",
-                f"{e.numbers_after:,}",
-                _megabytes(e.bytes_before),
-                _megabytes(e.bytes_after),
-                f"{e.ratio:,.1f}",
-                _error(e.error),
-            )
-            for e in self.entries
-        ]
-        sizes = (_megabytes(self.bytes_before), _megabytes(self.bytes_after), f"{self.ratio:,.2f}", "")
-        return [head, *rows, ("model", "", "", f"{self.numbers_before:,}", f"{self.numbers_after:,}", *sizes)]
+        before_and_after = ("numbers before", "numbers after", "MB before", "MB after")
+        head = ("table", "size", "format", *before_and_after, "ratio", "fit error")
+        model = ("model", "", "", *_before_and_after(self), f"{self.ratio:,.2f}", "")
+        return [head, *(entry.cells() for entry in self.entries), model]
 
     def __str__(self) -> str:
         return "\n".join([*aligned(self._cells(), "<<<>>>>>>"), *self._said()])
@@ -264,9 +248,7 @@ def why_nothing(left: Mapping[str, str]) -> str:
     """Where no table is compressed: the reasons by name, and which options would have to be others."""
     if not left:
         return "the model has no torch.nn.Embedding or torch.nn.EmbeddingBag."
-    shown = [f"{name} ({reason})" for name, reason in list(left.items())[:_SHOWN]]
-    more = len(left) - len(shown)
-    reasons = ", ".join(shown) + (f" and {more} more" if more else "")
+    reasons = some([f"{name} ({reason})" for name, reason in left.items()], _SHOWN)
     advice = [text for option, text in _ADVICE.items() if any(option in reason for reason in left.values())]
     return f"{reasons}." + (f" To take them {', or '.join(advice)}." if advice else "")
 
@@ -279,7 +261,13 @@ def note_on_size(name: str, rows: int, table: str) -> str:
     )
 
 
-def _megabytes(count: int) -> str:
+def _before_and_after(sizes: Entry | Report) -> tuple[str, ...]:
+    numbers = f"{sizes.numbers_before:,}", f"{sizes.numbers_after:,}"
+    return *numbers, megabytes(sizes.bytes_before), megabytes(sizes.bytes_after)
+
+
+def megabytes(count: int) -> str:
+    """For people."""
     return f"{count / 1e6:,.2f}"
 
 

@@ -12,6 +12,8 @@ from tensorbed.workers import Workers
 _BLOCK = 2**18  # distances computed at once, which stay in the cache
 _PIECE = 2**12  # points that one thread goes through by itself
 _AMONG = 8  # points for each centre that the first ones are drawn from
+_GROUPED = 2**14  # points halved at once
+_STEPS = 8  # of the power method
 _SAMPLE = 32  # points for each centre in the first half of the sweeps
 
 
@@ -40,6 +42,38 @@ def k_means(points: Tensor, count: int, sweeps: int, weight: Tensor | None = Non
         return torch.cat(everything.nearest(centres)), centres
 
 
+def clustered(points: Tensor) -> Tensor:  # (n, d) -> (n,) int64
+    """An order in which points that are alike stand side by side: halved along their main direction, then each half.
+
+    The direction is found by a few steps of the power method, for all groups of a level at once.
+    """
+    rows, height = points.shape[0], 1
+    while height < rows:
+        height *= 2
+    # Rows beyond the last stand for none; they are as good as means of their groups, and are dropped at the end.
+    order = torch.arange(height, device=points.device)[None]
+    generator = torch.Generator("cpu").manual_seed(0)
+    start = torch.randn(points.shape[1], generator=generator, device="cpu").to(points)
+    while order.shape[1] > 2:
+        along = torch.cat(
+            [_along_main(points, group, start) for group in order.split(max(1, _GROUPED // order.shape[1]))]
+        )
+        order = order.gather(1, along.argsort(dim=1, stable=True)).view(2 * order.shape[0], -1)
+    order = order.reshape(-1)
+    return order[order < rows]
+
+
+def _along_main(points: Tensor, groups: Tensor, start: Tensor) -> Tensor:  # (n, d), (g, m), (d,) -> (g, m)
+    """How far each point of some groups lies along the main direction of its group."""
+    real = (groups < points.shape[0])[..., None]
+    own = torch.where(real, points[groups.clamp_max(points.shape[0] - 1)], 0)
+    own = torch.where(real, own - own.sum(1, keepdim=True) / real.sum(1, keepdim=True).clamp_min(1), 0)
+    direction = start.expand(groups.shape[0], -1)[..., None]
+    for _ in range(_STEPS):
+        direction = torch.nn.functional.normalize(own.mT @ (own @ direction), dim=1)
+    return (own @ direction)[..., 0]
+
+
 class _Points:
     """Points in pieces of a fixed size, so that sums do not depend on the number of workers."""
 
@@ -54,8 +88,10 @@ class _Points:
             sums, sizes = self._sums(nearest, centres)
             empty = (sizes == 0).nonzero()[:, 0]
             moved = torch.where(sizes[:, None] > 0, sums / sizes.where(sizes > 0, 1)[:, None], centres)
-            if len(empty):
-                moved[empty] = self._farthest(nearest, centres, len(empty))
+            if len(empty):  # they take the points that are farthest from their centres
+                points = torch.cat(self._points)
+                distances = (points - centres[torch.cat(nearest)]).square().sum(1)
+                moved[empty] = points[torch.topk(distances, len(empty)).indices]
             elif sweep and bool(torch.equal(moved, centres)):
                 break
             centres = moved
@@ -76,11 +112,6 @@ class _Points:
         pieces = self._workers.map(of_piece, zip(self._points, self._weights, nearest, strict=True))
         sums, sizes = (torch.stack(parts).sum(0) for parts in zip(*pieces, strict=True))
         return sums, sizes
-
-    def _farthest(self, nearest: Sequence[Tensor], centres: Tensor, count: int) -> Tensor:  # -> (count, d)
-        pieces = zip(self._points, nearest, strict=True)
-        distances = torch.cat([(points - centres[place]).square().sum(1) for points, place in pieces])
-        return torch.cat(list(self._points))[torch.topk(distances, count).indices]
 
 
 def _far_apart(some: Tensor, count: int, generator: torch.Generator) -> Tensor:  # -> (count, d)

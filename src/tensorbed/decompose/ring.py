@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tensorbed.decompose.train import ErrorBudget, balanced, cut
+from tensorbed.decompose.train import balanced, cut_in_turn, left_of
+from tensorbed.decompose.truncate import truncate
 from tensorbed.progress import track
 
 _ENOUGH = 1e-3  # a sweep that lowers the error by less than this fraction is the last
@@ -20,25 +21,23 @@ def tr_svd(
     tensor: Tensor, ranks: Sequence[int] | None = None, bound: float | None = None
 ) -> list[Tensor]:  # (n_1, ..., n_N) -> cores (R_{k-1}, n_k, R_k), R_0 = R_N
     """Split the first unfolding's rank into ``R_0 R_1``, then cut as in a train, the joint carried along at the end."""
-    sizes, order = tensor.shape, tensor.dim()
-    budget = ErrorBudget(bound, order - 1) if bound is not None else None
-    label = "fitting a tensor ring, cut {} of " + str(order - 1)
-    first = tensor.reshape(sizes[0], -1)
-    left, right = cut(first, math.prod(ranks[:2]) if ranks else None, budget, label.format(1))
+    sizes, label = list(tensor.shape), "fitting a tensor ring"
+    share, both = bound and bound / math.sqrt(len(sizes) - 1), math.prod(ranks[:2]) if ranks else None
+    first = truncate(tensor.reshape(sizes[0], -1), rank=both, bound=share, label=f"{label}, first cut")
     # As equal as they go where only their product is known.
-    joint = ranks[0] if ranks else math.isqrt(left.shape[1])
-    rank = ranks[1] if ranks else -(-left.shape[1] // joint)
-    left, right = _widen(left, right, joint * rank)
+    joint = ranks[0] if ranks else math.isqrt(first.left.shape[1])
+    rank = ranks[1] if ranks else -(-first.left.shape[1] // joint)
+    left, right = _widen(first.left, first.right, joint * rank)
+    merged = [rank * sizes[1], *sizes[2:]]
+    merged[-1] *= joint
+    rest = right.reshape(joint, rank, -1).permute(1, 2, 0).reshape(merged)  # (R_1 n_2, n_3, ..., n_N R_0)
+    train = cut_in_turn(rest, ranks and ranks[2:], bound and left_of(bound, first.lost), label)
     cores = [left.reshape(sizes[0], joint, rank).transpose(0, 1)]
-    rest = right.reshape(joint, rank, -1).permute(1, 2, 0)  # (R_1, n_2 ... n_N, R_0)
-    for k in range(1, order - 1):
-        rest = rest.reshape(rank * sizes[k], -1)
-        left, right = cut(rest, ranks[k + 1] if ranks else None, budget, label.format(k + 1))
-        if ranks:
-            left, right = _widen(left, right, ranks[k + 1])
-        cores.append(left.reshape(rank, sizes[k], -1))
-        rest, rank = right, left.shape[1]
-    cores.append(rest.reshape(rank, sizes[-1], joint))
+    for k, bond in enumerate(ranks[2 : len(sizes)] if ranks else ()):
+        left, right = _widen(train[k].flatten(0, 1), train[k + 1].flatten(1), bond)
+        train[k : k + 2] = left.view(-1, merged[k], bond), right.view(bond, merged[k + 1], -1)
+    for n, core in zip(sizes[1:], train, strict=True):
+        cores.append(core.reshape(cores[-1].shape[2], n, -1))
     return balanced(cores)
 
 

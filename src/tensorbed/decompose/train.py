@@ -53,53 +53,31 @@ class Folded:
         self._write(slice(self._within, None), rows)
 
 
-class ErrorBudget:
-    """A squared error to be spent over several cuts: an equal share each, what one leaves goes to the rest.
-
-    The errors of successive cuts are orthogonal, so their squares add up.
-    """
-
-    def __init__(self, bound: float, cuts: int) -> None:
-        self.left, self.cuts = bound**2, cuts
-
-    def share(self) -> float:
-        return math.sqrt(self.left / self.cuts)
-
-    def spend(self, lost: float) -> None:
-        self.left = max(0.0, self.left - lost**2)
-        self.cuts -= 1
-
-
-def cut(
-    matrix: Tensor, rank: int | None, budget: ErrorBudget | None, label: str, orthonormal: bool = True
-) -> tuple[Tensor, Tensor]:  # (m, n) -> (m, r), (r, n)
-    """To a rank, or within its share of an error."""
-    if budget is None:
-        found = truncate(matrix, rank=rank, label=label, orthonormal=orthonormal)
-    else:
-        found = truncate(matrix, bound=budget.share(), label=label, orthonormal=orthonormal)
-        budget.spend(found.lost)
-    return found.left, found.right
-
-
 def tt_svd(
     tensor: Tensor, ranks: Sequence[int] | None = None, bound: float | None = None
 ) -> list[Tensor]:  # (n_1, ..., n_N) -> cores (R_{k-1}, n_k, R_k)
     """Cut after each core, from the left: to the ranks ``(R_1, ..., R_{N-1})``, or within an absolute error."""
-    sizes = tensor.shape
-    cuts = len(sizes) - 1
-    budget = ErrorBudget(bound, cuts) if bound is not None else None
+    return balanced(cut_in_turn(tensor, ranks, bound, "fitting a tensor train"))
+
+
+def cut_in_turn(tensor: Tensor, ranks: Sequence[int] | None, bound: float | None, label: str) -> list[Tensor]:
+    """Cores as of a train, orthonormal but for the last two. Each cut has an equal share of the error that is left."""
+    sizes, cuts = tensor.shape, tensor.dim() - 1
     cores: list[Tensor] = []
     rest, rank = tensor, 1
     for k in range(cuts):
-        label = f"fitting a tensor train, cut {k + 1} of {cuts}"
         rest = rest.reshape(rank * sizes[k], -1)
+        share, name = bound and bound / math.sqrt(cuts - k), f"{label}, cut {k + 1} of {cuts}"
         # Cuts to come need orthonormal factors before them; after the last one there are none.
-        left, rest = cut(rest, ranks[k] if ranks else None, budget, label, orthonormal=k < cuts - 1)
-        cores.append(left.reshape(rank, sizes[k], -1))
-        rank = left.shape[1]
-    cores.append(rest.reshape(rank, sizes[-1], 1))
-    return balanced(cores)
+        found = truncate(rest, rank=ranks[k] if ranks else None, bound=share, label=name, orthonormal=k < cuts - 1)
+        cores.append(found.left.reshape(rank, sizes[k], -1))
+        rest, rank, bound = found.right, found.left.shape[1], bound and left_of(bound, found.lost)
+    return [*cores, rest.reshape(rank, sizes[-1], 1)]
+
+
+def left_of(bound: float, lost: float) -> float:
+    """Of an error, for the cuts to come: errors of successive cuts are orthogonal, so that their squares add up."""
+    return math.sqrt(max(0.0, bound**2 - lost**2))
 
 
 def balanced(cores: Sequence[Tensor]) -> list[Tensor]:

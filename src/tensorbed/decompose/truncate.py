@@ -185,7 +185,10 @@ def _lanczos(long: Tensor, rank: int, dtype: torch.dtype, label: str) -> tuple[T
             basis, reduced = F.pad(basis, (0, 0, 0, more)), F.pad(reduced, (0, more, 0, more))
         basis[size : size + width] = added.T
         size += width
-        image, overlap = _apart(_gram_times(long, added, label), basis[:size])
+        image = torch.zeros_like(added)  # A.T @ A @ added
+        for block in _blocks(long, dtype, label):
+            image.addmm_(block.T, block @ added)
+        image, overlap = _apart(image, basis[:size])
         reduced[:size, size - width : size] = overlap
         reduced[size - width : size, :size] = overlap.T
         added, coupling = _orthonormal(image, basis[:size], scale=float(overlap.abs().amax()))
@@ -239,13 +242,6 @@ def _missing(values: Tensor, residuals: Tensor, rank: int, squares: float) -> fl
     held = float(values[:rank].sum())
     left = min(held, max(squares - held, least * held))
     return float(shift.sum()) / left if left > 0 else 0.0
-
-
-def _gram_times(long: Tensor, vectors: Tensor, label: str) -> Tensor:  # (m, n), (n, w) -> A.T @ A @ vectors
-    image = torch.zeros_like(vectors)
-    for block in _blocks(long, vectors.dtype, label):
-        image.addmm_(block.T, block @ vectors)
-    return image
 
 
 def _blocks(long: Tensor, dtype: torch.dtype, label: str, height: int = 0) -> Iterator[Tensor]:

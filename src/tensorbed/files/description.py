@@ -1,7 +1,5 @@
 """Layers as plain data and back: what files and configs keep of a layer besides its tensors, and whose these are."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
@@ -10,30 +8,28 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorbed.checks import require_number
-from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding, check_mode
+from tensorbed.checks import require_bool, require_number
+from tensorbed.functional import check_mode, check_score_impl
+from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.options import check_options
 from tensorbed.nn.shorthands import TTEmbedding, TTEmbeddingBag, TTHead
 from tensorbed.nn.table import StructuredTable, identity
 from tensorbed.printable import shortened
 from tensorbed.structures.registry import read, registered
-from tensorbed.vocabulary.head_calls import check_impl
 from tensorbed.vocabulary.loss import check_budget
 
 VERSION = 2  # of descriptions; those of 1 name a layer's other names "same_as"
 
-# What layers have besides a structure and a dtype, by class, the most special first; shorthands have the same.
+# What layers have besides a structure and a dtype, by class, the most special first.
 _TABLE = ("padding_idx", "scale_grad_by_freq", "std", "impl")
+_BAG = (*_TABLE, "mode", "include_last_offset")
+_HEAD = ("std", "impl", "memory_budget", "bias")
 _OPTIONS: dict[type[StructuredTable], tuple[str, ...]] = {
-    EmbeddingBag: (*_TABLE, "mode", "include_last_offset"),
-    Head: ("std", "impl", "memory_budget", "bias"),
+    **dict.fromkeys((TTEmbeddingBag, EmbeddingBag), _BAG),
+    **dict.fromkeys((TTHead, Head), _HEAD),
     ScaledEmbedding: (*_TABLE, "embed_scale", "rounds_scale"),
-    Embedding: _TABLE,
-}
-# The classes by name, the most special first.
-_KINDS: dict[str, type[StructuredTable]] = {
-    kind.__name__: kind for kind in (TTEmbeddingBag, TTHead, TTEmbedding, *_OPTIONS)
+    **dict.fromkeys((TTEmbedding, Embedding), _TABLE),
 }
 # A head has a padding row where it is tied to a table that has one, and keeps it when it is saved without that table.
 _OPTIONAL = "padding_idx"
@@ -73,18 +69,14 @@ def described(layer: StructuredTable) -> dict[str, Any]:
         raise TypeError(f"a {type(layer).__name__} over {what}.")
     if kind is None or text is None or known is not own:
         raise TypeError(f"a {type(layer).__name__} over {layer.structure.kind} cannot be described; register its kind.")
-    options = {name: _plain(name, getattr(layer, name)) for name in _options_of(kind)}
+    options = {name: _plain(name, getattr(layer, name)) for name in _OPTIONS[kind]}
     options |= {} if layer.padding_idx is None else {_OPTIONAL: layer.padding_idx}
     return {"layer": kind.__name__, "structure": text, "dtype": str(layer._dtype)[6:], "options": options}
 
 
 def kind_of(layer: StructuredTable) -> type[StructuredTable] | None:
     """The class as which a layer is described."""
-    return next((kind for kind in _KINDS.values() if isinstance(layer, kind)), None)
-
-
-def _options_of(kind: type[StructuredTable]) -> tuple[str, ...]:
-    return next(options for general, options in _OPTIONS.items() if issubclass(kind, general))
+    return next((kind for kind in _OPTIONS if isinstance(layer, kind)), None)
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -102,7 +94,7 @@ def take_options(layer: StructuredTable, other: StructuredTable) -> None:
     """Make a layer behave as another of its kind and structure does."""
     kind = kind_of(other)
     assert kind is not None
-    for name in {*_options_of(kind), _OPTIONAL} - {"bias"}:
+    for name in {*_OPTIONS[kind], _OPTIONAL} - {"bias"}:
         setattr(layer, name, getattr(other, name))
 
 
@@ -132,7 +124,8 @@ def checked(version: Any, layers: Any, place: str) -> dict[str, dict[str, Any]]:
 def rebuilt(description: Mapping[str, Any], device: torch.device | str | None = "meta") -> StructuredTable:
     """A layer from its description, its tensors still empty. ``ValueError`` where the description is none."""
     try:
-        kind, dtype = _KINDS[description["layer"]], _DTYPES[description["dtype"]]
+        kinds = {kind.__name__: kind for kind in _OPTIONS}
+        kind, dtype = kinds[description["layer"]], _DTYPES[description["dtype"]]
         structure, options = read(description["structure"]), dict(description["options"])
         _check_options(kind, options)
         layer = kind.__new__(kind)
@@ -149,14 +142,12 @@ def rebuilt(description: Mapping[str, Any], device: torch.device | str | None = 
 
 def _check_options(kind: type[StructuredTable], options: Mapping[str, Any]) -> None:
     """As strict as the layer's own constructor: all that it asks, of the type that it asks."""
-    needed = set(_options_of(kind))
-    if unknown := set(options) - needed - {_OPTIONAL}:
-        raise ValueError(f"unknown options {', '.join(sorted(unknown))}")
-    if lacking := needed - set(options):
-        raise ValueError(f"without options {', '.join(sorted(lacking))}")
-    for name in _FLAGS:
-        if name in options and not isinstance(options[name], bool):
-            raise TypeError(f"{name} must be true or false, got {options[name]!r}")
+    needed, given = set(_OPTIONS[kind]), set(options)
+    for what, names in (("unknown", given - needed - {_OPTIONAL}), ("without", needed - given)):
+        if names:
+            raise ValueError(f"{what} options {', '.join(sorted(names))}")
+    for name in given.intersection(_FLAGS):
+        require_bool(options[name], name)
     check_options(std=options["std"])
     if "mode" in options:
         check_mode(options["mode"], options["scale_grad_by_freq"])
@@ -164,21 +155,17 @@ def _check_options(kind: type[StructuredTable], options: Mapping[str, Any]) -> N
         require_number(options["embed_scale"], "embed_scale", low=-math.inf)
     if issubclass(kind, Head):
         check_budget(options["memory_budget"])
-        check_impl(options["impl"])
+        check_score_impl(options["impl"])
 
 
 def put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
     """Set modules by their full names, all or, where the model refuses one, none."""
     before = {name: model.get_submodule(name) for name in layers}
     try:
-        _set(model, layers)
+        for name, layer in layers.items():
+            model.set_submodule(name, layer)
     except Exception:
         with suppress(Exception):
-            _set(model, before)
+            for name, layer in before.items():
+                model.set_submodule(name, layer)
         raise
-
-
-def _set(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
-    for name, layer in layers.items():
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, layer)

@@ -1,7 +1,5 @@
 """What a file of this library holds: read from its header, and refused with the reason where that is not sound."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -11,8 +9,9 @@ from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
+import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
@@ -75,10 +74,8 @@ class Checksums:
 
 def _compare(what: str, found: str, written: str, fix: str) -> None:
     if found != written:
-        raise ValueError(
-            f"{what} is damaged: its checksum is {found}, and {written} was written. Take another copy of the file; "
-            f"{fix}."
-        )
+        damage = f"{what} is damaged: its checksum is {found}, and {written} was written"
+        raise ValueError(f"{damage}. Take another copy of the file; {fix}.")
 
 
 def _of_text(text: str) -> str:
@@ -91,26 +88,15 @@ def _of_tensor(tensor: Tensor) -> str:
     return f"{zlib.crc32(bytes_in_file(tensor), meaning):08x}"
 
 
-class Stored(NamedTuple):
-    """A tensor by one of its names; ``at`` is the one under which its numbers are."""
-
-    shape: tuple[int, ...]
-    dtype: str
-    at: str
-
-    @property
-    def is_floating_point(self) -> bool:
-        return self.dtype.startswith(("F", "BF"))
-
-
 @dataclass(frozen=True)
 class Contents:
-    """A sound file: its layers, still without numbers and tied as they were, and all tensors by all of their names."""
+    """A sound file: its layers, tied as they were, and all tensors by all of their names, still without numbers."""
 
     path: Path
     version: int
     layers: Mapping[str, StructuredTable]
-    tensors: Mapping[str, Stored]
+    tensors: Mapping[str, Tensor]  # on the meta device, one for all of its names
+    aliases: Mapping[str, str]
     checksums: Checksums | None
 
     def read(self, file: Any) -> dict[str, Tensor]:
@@ -126,7 +112,7 @@ class Contents:
         else:
             for name, tensor in stored.items():
                 self.checksums.check_tensor(name, tensor, self.path)
-        state = {name: stored[one.at] for name, one in self.tensors.items()}
+        state = {name: stored[self.aliases.get(name, name)] for name in self.tensors}
         for name, layer in self.layers.items():
             own = {spec.name: state[inside(name, spec.name)] for spec in layer.structure.tensors()}
             with naming(f"layer {name!r} in {self.path}"):
@@ -177,10 +163,13 @@ def understood(file: Any, path: Path) -> Contents:
     if checksums is not None:
         checksums.check_description(header.get("description", ""), path)
     version, described, aliases = _description(header, set(file.keys()), path)
-    tensors: dict[str, Stored] = {}
+    tensors: dict[str, Tensor] = {}
     for name in file.keys():  # noqa: SIM118
-        part = file.get_slice(name)
-        tensors[name] = Stored(tuple(part.get_shape()), part.get_dtype(), name)
+        shape, stored_as = file.get_slice(name).get_shape(), file.get_slice(name).get_dtype()
+        dtype = next((dtype for dtype, known in STORED_AS.items() if known == stored_as), None)
+        if dtype is None:
+            raise ValueError(f"{name} in {path} is {stored_as}, which this version does not read; update tensorbed.")
+        tensors[name] = torch.empty(shape, dtype=dtype, device="meta")
     tensors |= {alias: tensors[name] for alias, name in aliases.items()}
     layers = _layers(described, aliases, path)
     for name, layer in layers.items():
@@ -190,11 +179,11 @@ def understood(file: Any, path: Path) -> Contents:
         for name, layer in layers.items()
         for key, tensor in layer.state_dict(keep_vars=True).items()
     }
-    if wrong := differently_shared(shared, {name: tensors[name].at for name in shared}):
+    if wrong := differently_shared(shared, {name: id(tensors[name]) for name in shared}):
         one, other, tied = wrong
         here, there = ("tied", "stored apart") if tied else ("apart", "stored as one")
         raise ValueError(f"{path} describes {one} and {other} as {here}, but they are {there}.")
-    return Contents(path, version, layers, tensors, checksums)
+    return Contents(path, version, layers, tensors, aliases, checksums)
 
 
 def differently_shared(
@@ -249,13 +238,13 @@ def _layers(described: Mapping[str, Any], aliases: Mapping[str, str], path: Path
     return {name: layers[name] for name in described}
 
 
-def _check_tensors(layer: StructuredTable, name: str, tensors: Mapping[str, Stored], path: Path) -> None:
+def _check_tensors(layer: StructuredTable, name: str, tensors: Mapping[str, Tensor], path: Path) -> None:
     """Shapes and dtypes are those of the description."""
     for key, tensor in layer.state_dict().items():
         full = inside(name, key)
-        found, shape, dtype = tensors.get(full), tuple(tensor.shape), STORED_AS[tensor.dtype]
+        found, shape = tensors.get(full), tuple(tensor.shape)
         if found is None or found.shape != shape:
-            what = "is missing" if found is None else f"has shape {found.shape}"
+            what = "is missing" if found is None else f"has shape {tuple(found.shape)}"
             raise ValueError(f"{full} {what} in {path}; its description needs {shape}.")
-        if found.dtype != dtype and not (key in _BESIDES and found.is_floating_point):
-            raise ValueError(f"{full} is stored as {found.dtype} in {path}; its description needs {dtype}.")
+        if found.dtype != tensor.dtype and not (key in _BESIDES and found.is_floating_point()):
+            raise ValueError(f"{full} is stored as {found.dtype} in {path}; its description needs {tensor.dtype}.")

@@ -1,7 +1,5 @@
 """Layers and models in files: safetensors with a description in the header, written whole or not at all."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets
@@ -191,20 +189,20 @@ def _check_model(model: nn.Module, contents: Contents) -> None:
     kept = _kept_tensors(model, layers)
     new = {inside(n, k): t for n, one in layers.items() for k, t in one.state_dict(keep_vars=True).items()}
     expected = {name: tuple(tensor.shape) for name, tensor in {**kept, **new}.items()}
-    shapes = {name: one.shape for name, one in contents.tensors.items()}
+    shapes = {name: tuple(tensor.shape) for name, tensor in contents.tensors.items()}
     if expected != shapes:
         raise ValueError(f"{path} is of another model: {_difference(shapes, expected)}.")
     for name, layer in layers.items():
         _check_place(name, modules[name], layer, path)
     for name, tensor in kept.items():
         found = contents.tensors[name]
-        if tensor.is_floating_point() != found.is_floating_point and not tensor.is_complex():
+        if tensor.is_floating_point() != found.is_floating_point() and not tensor.is_complex():
             raise ValueError(f"{path} is of another model: {name} is {found.dtype} there, and here {tensor.dtype}.")
     here = {name: modules[name] for name in layers}
     places = {n: identity(one) if isinstance(one, StructuredTable) else id(one.weight) for n, one in here.items()}
     _check_sharing(places, {name: identity(layer) for name, layer in layers.items()}, path)
     shared = {name: _sharing(name, tensor) for name, tensor in kept.items()}
-    _check_sharing(shared, {name: contents.tensors[name].at for name in kept}, path)
+    _check_sharing(shared, {name: id(contents.tensors[name]) for name in kept}, path)
 
 
 def _kept_tensors(model: nn.Module, layers: Iterable[str]) -> dict[str, Tensor]:
@@ -236,10 +234,8 @@ def _check_place(name: str, old: nn.Module, layer: StructuredTable, path: Path) 
     size = (layer.structure.rows, layer.structure.cols)
     found = tuple(getattr(getattr(old, "weight", None), "shape", ()))
     if not isinstance(old, allowed) or found != size:
-        raise ValueError(
-            f"{path} is of another model: {name} there is {type(layer).__name__} {size}, here "
-            f"{type(old).__name__} {found}."
-        )
+        there, here = f"{type(layer).__name__} {size}", f"{type(old).__name__} {found}"
+        raise ValueError(f"{path} is of another model: {name} there is {there}, here {here}.")
     biased = [getattr(one, "bias", None) is not None for one in (layer, old)]
     if biased[0] != biased[1]:
         there, here = ("a bias" if one else "none" for one in biased)
@@ -278,10 +274,10 @@ def _filled(model: nn.Module, contents: Contents, state: Mapping[str, Tensor]) -
 def _share_biases(model: nn.Module, contents: Contents) -> None:
     """A head's bias that another module held as well is held by both again."""
     within = tuple(f"{name}." for name in contents.layers)
-    held = {one.at: name for name, one in contents.tensors.items() if not name.startswith(within)}
+    held = {id(one): name for name, one in contents.tensors.items() if not name.startswith(within)}
     for name, layer in contents.layers.items():
         if isinstance(layer, Head) and layer.bias is not None:
-            other = held.get(contents.tensors[inside(name, "bias")].at)
+            other = held.get(id(contents.tensors[inside(name, "bias")]))
             if other is not None:
                 model.get_submodule(name).bias = model.get_parameter(other)
 

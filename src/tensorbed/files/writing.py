@@ -3,8 +3,6 @@
 The format is a length, a header in JSON and the bytes of all tensors: https://github.com/huggingface/safetensors#format.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import sys

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import _register_namedtuple
 
-from tensorbed.backends.pooling import Bags
 from tensorbed.checks import naming, require_float_dtype, require_int, require_integer_indices, require_positive
-from tensorbed.dispatch import Asked, World, checked_indices, world_of
-from tensorbed.functional import pooled, request
-from tensorbed.indexing import check_range
+from tensorbed.dispatch import Asked, World
+from tensorbed.functional import Pooling, explain_bags, pooled, request_bags, request_columns
 from tensorbed.nn.embedding import Embedding, EmbeddingBag
-from tensorbed.nn.options import TableOptions, check_format, options_shown
-from tensorbed.structures import Explanations, Format
-from tensorbed.structures.formats import Budget, OutOfReachError
+from tensorbed.nn.options import TableOptions, options_shown
+from tensorbed.structures import Explanations, Format, Params, Structure
+from tensorbed.structures.formats import Budget, OutOfReachError, require_format
 from tensorbed.structures.registry import plain_format
 
 Arguments = Tensor | tuple[Tensor | None, ...]  # what one table's layer takes
@@ -97,7 +95,7 @@ class EmbeddingBagCollection(nn.Module):
         """
         if not isinstance(sizes, Mapping):
             raise TypeError(f'sizes must be a mapping such as {{"C1": 1460}}, got {type(sizes).__name__}.')
-        check_format(format)
+        require_format(format)
         if dense_below is not None and require_int(dense_below, "dense_below") < 0:
             raise ValueError(f"dense_below={dense_below}: a number of rows, or 0 to keep no table dense.")
         bags: Any = {"mode": mode, "include_last_offset": include_last_offset, "device": device, "dtype": dtype}
@@ -123,11 +121,7 @@ class EmbeddingBagCollection(nn.Module):
         return sum(self.dims.values())
 
     def forward(self, input: Tensor | Mapping[str, Arguments]) -> Pooled:
-        if isinstance(input, Tensor):
-            asked, world = self._columns(input)
-        else:
-            bags, world = self._by_name(input)
-            asked = [layer._asked(own, world) for (_, layer), own in zip(self._items(), bags, strict=True)]
+        asked, world = self._asked(input)
         # Here all work is known before any is done: the compiled kernels do theirs in one call.
         values, dims = pooled(asked, world), self.dims
         # One split, not a slice each: its gradient is put together once instead of added up table by table.
@@ -135,14 +129,11 @@ class EmbeddingBagCollection(nn.Module):
 
     def explain(self, input: Tensor | Mapping[str, Arguments]) -> Explanations:
         """What :meth:`forward` would do with these ids, counted and not done, table by table and in total."""
-        if isinstance(input, Tensor):
-            asked, world = self._columns(input)
-            bounds = torch.arange(input.shape[0] + 1, device=input.device)
-            bags = [Bags(table.ids, bounds, None) for table in asked]
-        else:
-            bags, world = self._by_name(input)
-        items = zip(self._items(), bags, strict=True)
-        return Explanations({name: layer._explained(own, world) for (name, layer), own in items})
+        asked, world = self._asked(input)
+        return Explanations({name: explain_bags(own, world) for name, own in zip(self.names, asked, strict=True)})
+
+    def _asked(self, input: Tensor | Mapping[str, Arguments]) -> tuple[list[Asked], World]:
+        return self._columns(input) if isinstance(input, Tensor) else self._by_name(input)
 
     def _columns(self, ids: Tensor) -> tuple[list[Asked], World]:
         """One id of each table a row, from ``(B, F)``: bags of one id each are rows, and padding is zero."""
@@ -152,26 +143,9 @@ class EmbeddingBagCollection(nn.Module):
                 f"ids has shape {tuple(ids.shape)}; (B, {len(self.names)}) is needed, one column a table: "
                 f"{_listed(self.names)}. Bags of several ids go by name: {{{self.names[0]!r}: (ids, offsets), ...}}."
             )
-        world = world_of(ids)
-        bounds = torch.arange(ids.shape[0] + 1, device=ids.device)
-        if world is World.EAGER and ids.shape[0]:
-            # One pass over all fields; the table at fault is looked for afterwards.
-            low, high = (bound.tolist() for bound in torch.aminmax(ids, dim=0))
-        asked = []
-        for at, (column, (name, layer)) in enumerate(zip(ids.unbind(1), self._items(), strict=True)):
-            if world is not World.EAGER:
-                column = checked_indices(column, layer.num_embeddings, world, name)
-            elif ids.shape[0] and (low[at] < 0 or high[at] >= layer.num_embeddings):
-                with naming(name):
-                    check_range(column, layer.num_embeddings)
-            table = request(layer.structure, layer.params(), column, layer.impl)
-            counted = layer.scale_grad_by_freq
-            asked.append(
-                table._replace(padding_idx=layer.padding_idx, bounds=bounds if counted else None, by_frequency=counted)
-            )
-        return asked, world
+        return request_columns(self._tables(), ids)
 
-    def _by_name(self, given: Mapping[str, Arguments]) -> tuple[list[Bags], World]:
+    def _by_name(self, given: Mapping[str, Arguments]) -> tuple[list[Asked], World]:
         if not isinstance(given, Mapping):
             raise TypeError(
                 f"give ids as a tensor (B, {len(self.names)}) or as a mapping from names, got {type(given).__name__}."
@@ -182,17 +156,20 @@ class EmbeddingBagCollection(nn.Module):
             problems = [f"no ids for {_listed(missing)}"] * bool(missing)
             problems += [f"no table {_listed(unknown)}"] * bool(unknown)
             raise ValueError(f"{'; '.join(problems)}. The tables are {_listed(self.names)}; give ids for each.")
-        bags = []
-        for name, layer in self._items():
+        asked, world, counts = [], World.EAGER, {}
+        for name, table in self._tables().items():
             with naming(name):
-                found, world = layer._bags(*_arguments(given[name]))
-            # Those who look up check too, and would not know the name.
-            bags.append(found._replace(ids=checked_indices(found.ids, layer.num_embeddings, world, name)))
-        counts = [own.bounds.shape[0] - 1 for own in bags]
-        if any(count != counts[0] for count in counts):
-            each = zip(self.names, counts, strict=True)
-            raise ValueError(f"every table needs the same number of bags, got {_grouped(each, '{1} in {0}')}.")
-        return bags, world
+                arguments = _arguments(given[name])
+            bags, world = request_bags(*table, *arguments, owner=name)
+            asked.append(bags)
+            counts[name] = 0 if bags.bounds is None else bags.bounds.shape[0] - 1
+        if any(count != counts[self.names[0]] for count in counts.values()):
+            shown = _grouped(counts.items(), "{1} in {0}")
+            raise ValueError(f"every table needs the same number of bags, got {shown}.")
+        return asked, world
+
+    def _tables(self) -> dict[str, tuple[Structure, Params, Pooling]]:
+        return {name: (layer.structure, layer.params(), layer._pooling) for name, layer in self._items()}
 
     def _items(self) -> Iterable[tuple[str, EmbeddingBag]]:
         return self.tables.items()  # type: ignore[return-value]

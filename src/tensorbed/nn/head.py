@@ -9,12 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from tensorbed.checks import require_bool, require_positive
+from tensorbed.functional import check_score_impl
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.options import Deviation, TableOptions, options_shown
 from tensorbed.nn.table import StructuredTable, identity
 from tensorbed.structures import Format, Use
 from tensorbed.vocabulary.explanation import ScoresExplanation, explain
-from tensorbed.vocabulary.head_calls import check_impl, check_per_class, logits_of, loss_of, sample_of, topk_of
+from tensorbed.vocabulary.head_calls import check_per_class, logits_of, loss_of, sample_of, topk_of
 from tensorbed.vocabulary.loss import Options, check_budget
 from tensorbed.vocabulary.sampling import TopK
 from tensorbed.vocabulary.scorer import Vocabulary
@@ -282,7 +283,7 @@ class Head(StructuredTable):
 
 def _check(impl: str, memory_budget: int | None, bias: bool = False) -> None:
     check_budget(memory_budget)
-    check_impl(impl)
+    check_score_impl(impl)
     require_bool(bias, "bias")
 
 

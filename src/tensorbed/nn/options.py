@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any, Literal, TypedDict, TypeVar
 
 from tensorbed.checks import require_bool, require_int, require_number
-from tensorbed.structures import Format
 
 Deviation = float | Literal["glorot"] | None
 GLOROT = "glorot"
@@ -68,13 +67,6 @@ def check_options(
         raise ValueError(f'std={std!r}: give a number, or "glorot" for sqrt(2 / (rows + columns)), as in the paper.')
     if std is not None and std != GLOROT:
         require_number(std, "std", low=0)
-
-
-def check_format(format: object) -> None:
-    """A format, or an error that shows one."""
-    if not isinstance(format, Format):
-        made = f"{format.__name__}()" if isinstance(format, type) else "tb.TensorTrain(rank=16)"
-        raise TypeError(f"format must be a format such as {made}, got {format!r}.")
 
 
 def options_shown(function: Function) -> Function:

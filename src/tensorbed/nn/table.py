@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, Self, Unpack
 from weakref import WeakKeyDictionary
 
@@ -13,19 +14,18 @@ from torch import Tensor, nn
 from tensorbed.checks import require_bool, require_float_dtype, require_positive
 from tensorbed.dispatch import World, full_precision, world_of
 from tensorbed.fitting import check_table, fit_table, require_finite
-from tensorbed.functional import check_impl
+from tensorbed.functional import check_impl, dtype_of
 from tensorbed.nn.lazy import LazyTable, refuse_setting
 from tensorbed.nn.options import (
     GLOROT,
     Deviation,
     TableOptions,
-    check_format,
     check_options,
     options_shown,
     wrapped_padding_idx,
 )
 from tensorbed.structures import Format, Params, Structure, Use
-from tensorbed.structures.formats import Budget
+from tensorbed.structures.formats import Budget, require_format
 from tensorbed.vocabulary.scorer import Vocabulary
 
 
@@ -47,6 +47,8 @@ class StructuredTable(nn.Module):
     padding_row: Tensor | None
     # Layers that share tensors, this one among them. Where they are replaced in one, they are in all.
     _peers: Peers | None = None
+    # What its format gave a table that is drawn; see Format.constants.
+    _constants: Params = MappingProxyType({})
 
     @options_shown
     def __init__(
@@ -65,7 +67,9 @@ class StructuredTable(nn.Module):
         structure = format.bind(budget)
         if not structure.can_initialise:
             raise ValueError(f"{structure.kind} cannot be drawn at random; fit it to a table with from_pretrained.")
+        constants = format.constants(structure)
         self._set_up(structure, device, budget.dtype, **options)
+        self._constants = constants
         self.reset_parameters()
 
     def _set_up(
@@ -171,10 +175,12 @@ class StructuredTable(nn.Module):
         # Half precisions are drawn in single, so that rounding does not bend the scale.
         half = (torch.float16, torch.bfloat16)
         drawn = {name: t.float() if t.dtype in half else t for name, t in params.items()}
+        for name, tensor in self._constants.items():
+            drawn[name].copy_(tensor)
         self.structure.initialise(drawn, std)
         for name, tensor in params.items():
             tensor.copy_(drawn[name])
-            if not bool(torch.isfinite(tensor).all()) or not bool(tensor.any()):
+            if tensor.is_floating_point() and not (bool(torch.isfinite(tensor).all()) and bool(tensor.any())):
                 raise ValueError(f"std={std:g} is outside what tensors of {tensor.dtype} can hold; choose another.")
         if self.padding_row is not None:
             self.padding_row.zero_()
@@ -252,10 +258,7 @@ class StructuredTable(nn.Module):
 
     @property
     def _dtype(self) -> torch.dtype:
-        """The layer's dtype: that of the tensors which did not declare their own."""
-        names = [spec.name for spec in self.structure.tensors() if spec.dtype is None]
-        dtype: torch.dtype = getattr(self, names[0]).dtype if names else torch.get_default_dtype()
-        return dtype
+        return dtype_of(self.structure, self.params())
 
     def extra_repr(self) -> str:
         parts = [self._sizes_shown(), self.structure.kind, self.structure.describe()]
@@ -336,7 +339,7 @@ class StructuredTable(nn.Module):
 def _checked_budget(rows: int, cols: int, dtype: torch.dtype, format: Format, options: Mapping[str, Any]) -> Budget:
     """What a structure has to keep to, once all that a layer was given has been checked."""
     require_float_dtype(dtype)
-    check_format(format)
+    require_format(format)
     check_options(**options)
     padded = wrapped_padding_idx(options.get("padding_idx"), rows) is not None
     return Budget(rows, cols, dtype, reserved=cols * dtype.itemsize if padded else 0)

@@ -20,6 +20,8 @@ from tensorbed.structures.explanation import Explanation
 
 Params = Mapping[str, Tensor]
 _BLOCK = 2**20  # numbers of the table that exist at once
+_MEASURED = 2**28  # multiply-adds, and at least so many rows, that tell the mean square of a table
+_FEWEST_MEASURED = 2**14
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Structure(ABC):
     row_tensor: ClassVar[str | None] = None  # whose rows are those of :meth:`block`, or have at least their gradients
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
     making: ClassVar[type | None] = None  # of what :meth:`made_of` returns
-    composed: ClassVar[bool] = False  # whether it has ``rows_by_parts``, which asks other structures for rows
+    composed: ClassVar[bool] = False  # whether it has ``rows_by_parts``: eager rows that are not by :meth:`take`
     takes_half: ClassVar[bool] = False  # whether take, full and block are given half precision, and round it once
 
     rows: int
@@ -126,6 +128,11 @@ class Structure(ABC):
         """Rows by the named backend, one of :attr:`impls`; in half precision rounded once."""
         asked, world = Asked(self, p, self.made_of(p), index, impl), world or world_of(index)
         return chosen(asked, world).compute([asked], world)
+
+    def write(self, p: Params, index: Tensor, out: Tensor, at: Tensor) -> None:  # (n,), (m, cols), (n,)
+        """Eagerly, and differentiable: rows into those of ``out`` that ``at`` names, each at most once."""
+        asked = Asked(self, p, self.made_of(p), index)
+        chosen(asked, World.EAGER).write(asked, out, at)
 
     def made_of(self, p: Params) -> Any:
         """What backends know to compute with, a :attr:`making`; ``None`` where there is :meth:`take` alone."""
@@ -228,6 +235,18 @@ def mean_row(structure: Structure, p: Params) -> Tensor:  # -> (1, cols)
         index = torch.arange(start, min(start + step, structure.rows), device=total.device)
         total += structure.lookup(p, index, "auto").sum(0, dtype=torch.float64)
     return total / structure.rows
+
+
+def mean_square(structure: Structure, p: Params, generator: torch.Generator | None = None) -> Tensor:  # -> ()
+    """Of all entries of the table, a block of rows at a time; where these are too many, of rows drawn at random."""
+    device = next(iter(p.values())).device
+    each = 64 + max(structure.cols, structure.row_multiply_adds or 0)  # however narrow, a row takes some time
+    count, step = max(_FEWEST_MEASURED, _MEASURED // each), max(1, _BLOCK // each)
+    index = torch.arange(structure.rows, device=device) if structure.rows <= count else None
+    if index is None:
+        index = torch.randint(structure.rows, (count,), device=device, generator=generator)
+    squares = [torch.linalg.vector_norm(structure.take(p, part), dtype=torch.float64) for part in index.split(step)]
+    return torch.stack(squares).square().sum() / (index.shape[0] * structure.cols)
 
 
 def with_rows(tensor: Tensor, rows: int, new: Tensor) -> Tensor:  # (n, ...), (1, ...) -> (rows, ...)

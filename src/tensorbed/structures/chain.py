@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -24,20 +24,19 @@ from tensorbed.progress import track
 from tensorbed.shapes import Shape, as_shape, check_shape, guarantees_full_rank, suggest_shape, useful_ranks
 from tensorbed.structures.base import Params, Structure, TensorSpec, scale_to_std, with_rows
 from tensorbed.structures.explanation import Explanation
-from tensorbed.structures.formats import Budget, Fit, RankedFormat
+from tensorbed.structures.formats import Budget, Fit, RankedFormat, S
 
 DEFAULT_ORDER = 3
 
 
 @dataclass(frozen=True)
-class ChainMatrix(Structure):
-    """A table as a chain of cores; ``ranks`` are all of ``(R_0, ..., R_N)`` with ``R_0 = R_N``.
+class CoresMatrix(Structure):
+    """A table that is kept in cores; ``ranks`` are all of ``(R_0, ..., R_N)`` with ``R_0 = R_N``.
 
     Shape:
         - core_k: ``(I_k, R_{k-1}, J_k, R_k)`` as stored, ``(R_{k-1}, I_k, J_k, R_k)`` as in the paper
     """
 
-    making = ChainOfCores
     closed: ClassVar[bool]  # whether the ends are joined, and R_0 is a rank that users give
 
     row_factors: tuple[int, ...]
@@ -60,6 +59,42 @@ class ChainMatrix(Structure):
     def tensors(self) -> tuple[TensorSpec, ...]:
         return self.specs
 
+    @property
+    def row_multiply_adds(self) -> int:
+        return self.chain.multiply_adds([1] * len(self.row_factors))
+
+    def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
+        first, tensors = resized_first(self.specs[0].name, self.row_factors, p, rows)
+        return replace(self, rows=rows, row_factors=(first, *self.row_factors[1:])), tensors
+
+    def cores(self, p: Params) -> tuple[Tensor, ...]:
+        """Views in the paper's layout ``(R_{k-1}, I_k, J_k, R_k)``."""
+        return tuple(p[spec.name].transpose(0, 1) for spec in self.specs)
+
+    def describe(self) -> str:
+        shape = self.row_factors, self.col_factors
+        return f"shape={shape[0]} x {shape[1]}, ranks={self.shown_ranks(self.ranks)}"
+
+    def shown_ranks(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
+        """The ranks a user gives, out of ``(R_0, ..., R_N)``."""
+        return ranks[0 if self.closed else 1 : -1]
+
+
+def resized_first(name: str, row_factors: Sequence[int], p: Params, rows: int) -> tuple[int, dict[str, Tensor]]:
+    """The first tensor with slices for more rows or for fewer, and how many; a new slice is the mean of the others.
+
+    Rows up to ``I_1 ... I_N`` are there already, if only as padding.
+    """
+    first = -(-rows // math.prod(row_factors[1:]))
+    return first, {**p, name: with_rows(p[name], first, p[name].double().mean(0, keepdim=True))}
+
+
+@dataclass(frozen=True)
+class ChainMatrix(CoresMatrix):
+    """A table as a chain of cores."""
+
+    making = ChainOfCores
+
     def made_of(self, p: Params) -> ChainOfCores:
         return ChainOfCores(self.chain, [p[spec.name] for spec in self.specs])
 
@@ -69,10 +104,6 @@ class ChainMatrix(Structure):
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return full(*self.made_of(p))
 
-    @property
-    def row_multiply_adds(self) -> int:
-        return self.chain.multiply_adds([1] * len(self.row_factors))
-
     def explain(self, index: Tensor, impl: str) -> Explanation:  # (n,)
         told, counts = super().explain(index, impl), find_prefixes(index, self.row_factors).counts
         shared = told.multiply_adds if told.path == "reference" else self.chain.multiply_adds(counts)
@@ -81,20 +112,6 @@ class ChainMatrix(Structure):
     def scorings(self) -> list[Scoring]:
         every_prefix = list(accumulate(self.row_factors, mul))
         return [self.by_rows(self.chain.multiply_adds(every_prefix)), *through_cores.scorings(self, self.chain)]
-
-    def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
-        """The first core has slices for more rows or for fewer; a new slice is the mean of the others.
-
-        Rows up to ``I_1 ... I_N`` are there already, if only as padding.
-        """
-        below = math.prod(self.row_factors[1:])
-        first = -(-rows // below)
-        core = with_rows(p["core_0"], first, p["core_0"].double().mean(0, keepdim=True))
-        return replace(self, rows=rows, row_factors=(first, *self.row_factors[1:])), {**p, "core_0": core}
-
-    def cores(self, p: Params) -> tuple[Tensor, ...]:
-        """Views in the paper's layout ``(R_{k-1}, I_k, J_k, R_k)``."""
-        return tuple(core.transpose(0, 1) for core in self.made_of(p).cores)
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         r"""Draw :math:`\mathcal{G}^{(k)} \sim \mathcal{N}(0, (\sigma / \Sigma)^{2/N})`, then scale to the exact norm.
@@ -106,48 +123,35 @@ class ChainMatrix(Structure):
         core_std = (std / variance**0.5) ** (1 / len(self.row_factors))
         for core in self.made_of(p).cores:
             core.normal_(std=core_std, generator=generator)
-        scale_to_std(p, sum_of_squares(*self.made_of(p)), self.rows * self.cols, std)
+        scale_to_std(p, self.sum_of_squares(p), self.rows * self.cols, std)
+
+    def sum_of_squares(self, p: Params) -> Tensor:  # -> ()
+        """Squared Frobenius norm of the real rows."""
+        return sum_of_squares(*self.made_of(p))
 
     def describe(self) -> str:
         shape = self.row_factors, self.col_factors
         useful = useful_ranks(list(map(mul, *shape)), self.ranks)
         note = "" if useful == self.ranks else f" (at most {self.shown_ranks(useful)} useful)"
         doubt = "" if guarantees_full_rank(shape, self.rows) else ", full rank not guaranteed"
-        return f"shape={shape[0]} x {shape[1]}, ranks={self.shown_ranks(self.ranks)}{note}{doubt}"
-
-    def shown_ranks(self, ranks: tuple[int, ...]) -> tuple[int, ...]:
-        """The ranks a user gives, out of ``(R_0, ..., R_N)``."""
-        return ranks[0 if self.closed else 1 : -1]
+        return f"{super().describe()}{note}{doubt}"
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class ChainFormat(RankedFormat[ChainMatrix]):
-    """A chain by its rank, ranks, ratio or error, its order, or its whole shape.
+class FactorsFormat(RankedFormat[S]):
+    """A format that factors the rows and columns of a table, by order or by its whole shape.
 
     Args:
         rank, ratio, rel_error: see :class:`RankedFormat`.
-        ranks: one for each bond.
-        order: number of cores when ``shape`` is not given.
+        order: number of factors when ``shape`` is not given.
         shape: ``((I_1, ..., I_N), (J_1, ..., J_N))``; by default :func:`tensorbed.suggest_shape`.
     """
 
-    sizes: ClassVar[tuple[str, ...]] = ("rank", "ranks", "ratio", "rel_error")
-    squares_numbers = True
-    structure: ClassVar[type[ChainMatrix]]
-
-    ranks: Sequence[int] | None = None
     order: int = DEFAULT_ORDER
     shape: Shape | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.ranks is not None:
-            if not isinstance(self.ranks, Iterable):
-                raise TypeError(
-                    f"ranks={self.ranks!r} for {self.name}: give a list, or rank= for one that is the same."
-                )
-            ranks = tuple(self.check_rank(rank, f"ranks[{k}]") for k, rank in enumerate(self.ranks))
-            object.__setattr__(self, "ranks", ranks)
         if require_positive(self.order, "order") < 2:
             raise ValueError(f"order={self.order} for {self.name}: a chain has at least 2 cores.")
         if self.shape is not None:
@@ -158,6 +162,63 @@ class ChainFormat(RankedFormat[ChainMatrix]):
                     f"order={self.order} for {self.name}, but shape={self.shape} has {len(self.shape[0])}."
                 )
 
+    def factors(self, budget: Budget) -> Shape:
+        """The shape given, or the suggested one."""
+        if self.shape is not None:
+            return check_shape(self.shape, budget.rows, budget.cols)
+        return suggest_shape(budget.rows, budget.cols, self.order)
+
+    def fit_filled(
+        self,
+        table: Tensor,
+        budget: Budget,
+        decompose: Callable[[Tensor, list[Tensor] | None], list[Tensor]],
+        stored: Callable[[Sequence[Tensor]], Fit],
+        *,
+        fills: bool = True,
+    ) -> Fit:
+        """What ``decompose`` finds for a table as the tensor ``(I_1 J_1, ..., I_N J_N)``, its padded rows filled.
+
+        It is given what it found before, if anything, and ``stored`` makes a fit of that.
+        """
+        # In float64 where that is cheap.
+        dtype = torch.float64 if table.numel() <= _CHEAP else table.dtype
+        folded = Folded(table, *self.factors(budget), dtype)
+        found = decompose(folded.tensor, None)
+        rounds = _rounds(folded, budget, sum(core.numel() for core in found)) if fills else 0
+        for _ in track(range(rounds), f"fitting {self.name}, filling the padding"):
+            if _fill(folded, stored(found)):
+                break
+            found = decompose(folded.tensor, found)
+        del folded
+        return stored(found)
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class ChainFormat(FactorsFormat[ChainMatrix]):
+    """A chain by its rank, ranks, ratio or error, its order, or its whole shape.
+
+    Args:
+        rank, ratio, rel_error, order, shape: see :class:`FactorsFormat`.
+        ranks: one for each bond.
+    """
+
+    sizes: ClassVar[tuple[str, ...]] = ("rank", "ranks", "ratio", "rel_error")
+    squares_numbers = True
+    structure: ClassVar[type[ChainMatrix]]
+
+    ranks: Sequence[int] | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.ranks is not None:
+            if not isinstance(self.ranks, Iterable):
+                raise TypeError(
+                    f"ranks={self.ranks!r} for {self.name}: give a list, or rank= for one that is the same."
+                )
+            ranks = tuple(self.check_rank(rank, f"ranks[{k}]") for k, rank in enumerate(self.ranks))
+            object.__setattr__(self, "ranks", ranks)
+
     @abstractmethod
     def decompose(
         self, tensor: Tensor, ranks: tuple[int, ...] | None, bound: float | None, start: list[Tensor] | None
@@ -166,12 +227,6 @@ class ChainFormat(RankedFormat[ChainMatrix]):
 
         ``start`` are those of a tensor that was nearly the same, for algorithms that go on from there.
         """
-
-    def factors(self, budget: Budget) -> Shape:
-        """The shape given, or the suggested one."""
-        if self.shape is not None:
-            return check_shape(self.shape, budget.rows, budget.cols)
-        return suggest_shape(budget.rows, budget.cols, self.order)
 
     def given(self, order: int) -> int:
         """How many ranks a user gives for a chain of this order."""
@@ -197,19 +252,15 @@ class ChainFormat(RankedFormat[ChainMatrix]):
         return super().target(budget, clip=clip) if self.ranks is None else self._made(budget, self.ranks, clip)
 
     def fit(self, table: Tensor, budget: Budget) -> Fit:
-        row_factors, col_factors = self.factors(budget)
-        bound = self.error_bound(table, budget, parts=len(row_factors))
+        bound = self.error_bound(table, budget, parts=len(self.factors(budget)[0]))
         ranks = self.target(budget).ranks if bound is None else None
-        # In float64 where that is cheap.
-        folded = Folded(table, row_factors, col_factors, torch.float64 if table.numel() <= _CHEAP else table.dtype)
-        found = self.decompose(folded.tensor, ranks, bound, None)
-        rounds = _rounds(folded, budget, sum(core.numel() for core in found)) if ranks is not None else 0
-        for _ in track(range(rounds), f"fitting {self.name}, filling the padding"):
-            if _fill(folded, self._stored(found, budget)):
-                break
-            found = self.decompose(folded.tensor, ranks, bound, found)
-        del folded
-        return self._stored(found, budget)
+        return self.fit_filled(
+            table,
+            budget,
+            lambda tensor, start: self.decompose(tensor, ranks, bound, start),
+            lambda found: self._stored(found, budget),
+            fills=ranks is not None,
+        )
 
     def _stored(self, found: Sequence[Tensor], budget: Budget) -> Fit:
         """Cores ``(R_{k-1}, n_k, R_k)`` as a structure and the tensors it keeps."""
@@ -237,16 +288,15 @@ def _rounds(folded: Folded, budget: Budget, stored: int) -> int:
 
 def _fill(folded: Folded, fit: Fit) -> bool:
     """Overwrite the padded rows with those of the fit; whether another fit would not differ."""
-    assert isinstance(fit.structure, ChainMatrix)
     tensor, before = folded.tensor, folded.padding()
     wide = torch.promote_types(tensor.dtype, torch.float32)
     stored = {name: core.to(wide) for name, core in fit.params.items()}
-    whole = replace(fit.structure, rows=fit.structure.rows + before.shape[0])
+    whole: Any = replace(fit.structure, rows=fit.structure.rows + before.shape[0])
     index = torch.arange(fit.structure.rows, whole.rows, device=tensor.device)
     rows = whole.lookup(stored, index).to(tensor.dtype)
     norm, moved = frobenius(tensor), frobenius(before - rows)
     # A fit is a projection: what it misses and what it holds are at right angles.
-    held = float(sum_of_squares(*whole.made_of(stored)))
+    held = float(whole.sum_of_squares(stored))
     missed = math.sqrt(max(0.0, norm**2 - held))
     folded.fill(rows)
     return moved <= max(_SETTLED * norm, _IDLE * missed)

@@ -69,7 +69,7 @@ class Use:
 
 
 class OutOfReachError(ValueError):
-    """A ratio that a format cannot have for a table this small."""
+    """A size that a format cannot have for a table this small."""
 
 
 class OutOfRangeError(ValueError):
@@ -126,9 +126,18 @@ class Format(ABC):
         """Whether :meth:`fit_to_use` is another fit than :meth:`fit`."""
         return type(self).fit_to_use is not Format.fit_to_use
 
+    @property
+    def can_fit(self) -> bool:
+        """Whether there is a :meth:`fit`; other formats are drawn, and trained."""
+        return type(self).fit is not Format.fit
+
     @abstractmethod
     def bind(self, budget: Budget) -> Structure:
         """The structure with every factor and rank settled."""
+
+    def constants(self, structure: Structure) -> Mapping[str, Tensor]:
+        """Of a table that is drawn, the tensors that are neither drawn nor known from its sizes; by name."""
+        return {}
 
     def sized_as(self, structure: Structure) -> Format:
         """The format that gives tables of other heights what this one gave ``structure``; itself where it would."""
@@ -138,12 +147,19 @@ class Format(ABC):
         """Some of a table and the format for it, whose error tells that of ``structure`` fitted to the whole."""
         return some_rows(table, self.sample_rows), self.sized_as(structure)
 
-    @abstractmethod
     def fit(self, table: Tensor, budget: Budget) -> Fit:
-        """The structure and tensors nearest to a finite ``(rows, cols)`` table.
+        """The structure and tensors nearest to a finite ``(rows, cols)`` table; an error where there is no way.
 
         The tensors may be of higher precision than ``budget.dtype``; the caller rounds them.
         """
+        raise self.no_fit()
+
+    def no_fit(self) -> ValueError:
+        """What is said where :attr:`can_fit` does not hold."""
+        return ValueError(
+            f"{self!r} cannot be fitted to a table: draw it with tb.Embedding(rows, cols, format) or "
+            "tb.compress_(model, format, fit=False), and train it."
+        )
 
     def fit_to_use(self, table: Tensor, budget: Budget, use: Use) -> Fit:
         """As :meth:`fit`, with errors weighed as they are met in use; formats that cannot weigh them fit as always."""
@@ -152,6 +168,13 @@ class Format(ABC):
     def multiplied(self, params: Params) -> list[str]:
         """The tensors whose product the table is: what all of them are multiplied by multiplies it."""
         return list(params)
+
+
+def require_format(format: object, name: str = "format") -> None:
+    """A format, or an error that shows one."""
+    if not isinstance(format, Format):
+        example = f"{format.__name__}()" if isinstance(format, type) else "tb.TensorTrain(rank=16)"
+        raise TypeError(f"{name} must be a format such as {example}, got {format!r}.")
 
 
 def fitted(format: Format, table: Tensor, budget: Budget, use: Use | None = None) -> Fit:
@@ -211,7 +234,7 @@ class RankedFormat(Format, Generic[S]):
         rel_error: for fitting only: ranks found by the cuts so that ``||W - fit||_F <= rel_error * ||W||_F``.
     """
 
-    # Each way to say the size excludes the others.
+    # Each way to say the size excludes the others; a fit that keeps no error has no ``rel_error``.
     sizes: ClassVar[tuple[str, ...]] = ("rank", "ratio", "rel_error")
     sample_rows: ClassVar[int] = 2**14  # few rows have fewer directions
 
@@ -229,6 +252,10 @@ class RankedFormat(Format, Generic[S]):
             object.__setattr__(self, "rank", self.check_rank(self.rank, "rank"))
         if self.ratio is not None:
             require_number(self.ratio, "ratio", low=0)
+        if self.rel_error is not None and "rel_error" not in self.sizes:
+            raise ValueError(
+                f"rel_error={self.rel_error!r} for {self.name}: no fit of it keeps an error; give rank= or ratio=."
+            )
         if self.rel_error is not None:
             require_number(self.rel_error, "rel_error", low=0, high=1)
 

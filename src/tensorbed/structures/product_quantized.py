@@ -90,9 +90,8 @@ class ProductQuantizedMatrix(Structure):
 
     def _made(self, p: Params, codes: Tensor) -> Tensor:  # (n, parts) -> (n, cols)
         """One lookup in all codebooks laid end to end, then the rotation if there is one."""
-        begin = torch.arange(self.parts, device=codes.device) * self.words
         flat = p["codebooks"].reshape(self.parts * self.words, -1)
-        rows = flat.index_select(0, (codes.long() + begin).reshape(-1)).reshape(codes.shape[0], self.cols)
+        rows = flat.index_select(0, self._entries(codes).reshape(-1)).reshape(codes.shape[0], self.cols)
         return rows @ p["rotation"] if self.rotated else rows
 
     def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
@@ -119,7 +118,14 @@ class ProductQuantizedMatrix(Structure):
 
     def _by_tables(self, name: str, gather: int) -> Scoring:
         adds = self.rows * self.parts * gather + self.words * self.row_multiply_adds
-        return Scoring(name, Cost(multiply_adds=adds, kept=self.parts * self.words), partial(LookupTables, self))
+        return Scoring(name, Cost(multiply_adds=adds, turned=self.parts * self.words), partial(LookupTables, self))
+
+    def entries_of(self, p: Params, start: int, stop: int) -> tuple[Tensor, None]:
+        """Which entries of all codebooks, laid end to end, a block of rows is made of."""
+        return self._entries(p["codes"][start:stop]), None
+
+    def _entries(self, codes: Tensor) -> Tensor:  # (n, parts) -> (n, parts)
+        return codes.long() + torch.arange(self.parts, device=codes.device) * self.words
 
     def turned(self, p: Params, x: Tensor) -> Tensor:  # (n, cols) -> (n, cols)
         return x @ p["rotation"].T if self.rotated else x

@@ -49,6 +49,13 @@ def read(text: str) -> Structure:
     return structure
 
 
+def text_of(structure: Structure) -> str:
+    """What :func:`read` takes, for structures that hold others."""
+    if structure.text is None or _STRUCTURES.get(structure.kind) is not type(structure):
+        raise ValueError(f"{structure.kind} must be a registered structure to be a part of another.")
+    return structure.text
+
+
 def refuse_constant(name: str) -> NoReturn:
     """For ``json.loads``, which otherwise takes numbers that JSON does not have."""
     raise ValueError(f"{name} is no number in JSON")
@@ -58,8 +65,9 @@ def _check_type(kind: str, name: str, value: Any, wanted: Any) -> None:
     """Numbers, flags and lists of numbers are what the class declares: 3.0 is no rank, and 1 no flag."""
     if wanted in (int, bool, str) and type(value) is not wanted:
         raise ValueError(f"{name} of {kind} must be {wanted.__name__}, got {value!r}")
-    if wanted == tuple[int, ...] and not (isinstance(value, list) and all(type(one) is int for one in value)):
-        raise ValueError(f"{name} of {kind} must be a list of int, got {value!r}")
+    each = {tuple[int, ...]: int, tuple[str, ...]: str}.get(wanted)
+    if each and not (isinstance(value, list) and all(type(one) is each for one in value)):
+        raise ValueError(f"{name} of {kind} must be a list of {each.__name__}, got {value!r}")
 
 
 def _tuples(value: Any) -> Any:

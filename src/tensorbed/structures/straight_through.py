@@ -1,8 +1,9 @@
-"""Training for quantised rows: a table of floats that is read as its codes, so that packing it changes nothing."""
+"""Training for quantised rows and cores: floats that are read as their codes, so that packing them changes nothing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,13 +12,15 @@ from tensorbed.backends.coded import Quantized
 from tensorbed.backends.scores import codes as code_scores
 from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.dispatch import working_dtype
-from tensorbed.structures.base import Params, Structure
-from tensorbed.structures.dense import DenseMatrix
-from tensorbed.structures.formats import Budget, Fit, Format
+from tensorbed.structures.base import Params, Structure, TensorSpec, mean_square
+from tensorbed.structures.dense import Dense, DenseMatrix
+from tensorbed.structures.formats import Budget, Fit, Format, Use, require_format, written
 from tensorbed.structures.quantized_rows import STEPS, QuantizedRows, QuantizedRowsMatrix, in_blocks, packed
-from tensorbed.structures.registry import register
+from tensorbed.structures.quantized_tensors import QuantizedTensorsMatrix, ReadTensorsMatrix
+from tensorbed.structures.registry import register, text_of
 
 _BLOCK = 2**20  # numbers of the table quantised at once
+_TABLE = Dense()
 
 
 @register("straight_through")
@@ -44,12 +47,12 @@ class StraightThroughMatrix(DenseMatrix):
         self.hold(stored=QuantizedRowsMatrix(self.rows, self.cols, self.bits, self.group))
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
-        return self._read(p["table"].index_select(0, index))
+        return self.read(p["table"].index_select(0, index))
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
-        return self._read(p["table"])
+        return self.read(p["table"])
 
-    def _read(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:  # (n, cols) -> (n, cols)
+    def read(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:  # (n, cols) -> (n, cols)
         """Rows as their codes say; in another dtype from the same codes, steps and scales."""
         codes, steps, scale = self._coded(rows)
         return self.stored.made(codes, steps, scale.to(dtype or scale.dtype))
@@ -94,7 +97,7 @@ class StraightThroughMatrix(DenseMatrix):
 
     def block(self, p: Params, start: int, stop: int, impl: str) -> Tensor:  # -> (stop - start, cols)
         rows = p["table"][start:stop]
-        return self._read(rows, working_dtype(rows))
+        return self.read(rows, working_dtype(rows))
 
     def coded_block(self, p: Params, start: int, stop: int) -> Quantized:
         """A block of rows for the compiled kernels."""
@@ -107,9 +110,9 @@ class StraightThroughMatrix(DenseMatrix):
         table = p["table"].normal_(generator=generator)
         blocks = table.split(max(1, _BLOCK // self.cols))
         for block in blocks:
-            block.copy_(self._read(block))
+            block.copy_(self.read(block))
         # Of what is read again: small groups beside large ones are not always read as they were rounded.
-        norms = [torch.linalg.vector_norm(self._read(block), dtype=torch.float64) for block in blocks]
+        norms = [torch.linalg.vector_norm(self.read(block), dtype=torch.float64) for block in blocks]
         table.mul_(std / float(torch.stack(norms).square().sum() / table.numel()) ** 0.5)
 
     def packed(self, p: Params) -> tuple[Structure, Params]:
@@ -126,27 +129,114 @@ class StraightThroughMatrix(DenseMatrix):
         return self.stored.describe()
 
 
-@dataclass(frozen=True, kw_only=True)
+@register("straight_through_tensors")
+@dataclass(frozen=True)
+class StraightThroughTensorsMatrix(ReadTensorsMatrix):
+    """A structure whose trainable tensors are floats, read as :class:`QuantizedTensorsMatrix` would keep them.
+
+    Shape:
+        - all tensors: as the structure keeps them
+    """
+
+    roundings: dict[str, StraightThroughMatrix] = field(init=False, repr=False, compare=False)  # as tables, by name
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parts = self.parts.items()
+        self.hold(roundings={name: StraightThroughMatrix(p.rows, p.cols, p.bits, p.group) for name, p in parts})
+
+    def kept(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
+        return (spec,)
+
+    def read_tensor(self, p: Params, name: str, index: Tensor | None, dtype: torch.dtype) -> Tensor:
+        rounding = self.roundings[name]
+        table = p[name].reshape(rounding.rows, rounding.cols)
+        return rounding.read(table if index is None else table.index_select(0, index), dtype)
+
+    def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
+        """As the structure draws its tensors, which are then drawn the same for what rounding made of the deviation."""
+        device = next(iter(p.values())).device
+        seed = int(torch.randint(2**31, (), generator=generator, device=device))
+        asked = std
+        for _ in range(2):
+            self.inner.initialise(p, asked, torch.Generator(device).manual_seed(seed))
+            asked *= std / float(mean_square(self, p, generator).sqrt())
+
+    def resized(self, p: Params, rows: int) -> tuple[Self, dict[str, Tensor]]:
+        inner, tensors = self.inner.resized(p, rows)
+        return replace(self, rows=rows, inner_text=text_of(inner)), tensors
+
+    def packed(self, p: Params) -> tuple[Structure, Params]:
+        """What is stored once training is over, of equal rows: codes, steps and scales of each tensor as it is."""
+        stored = QuantizedTensorsMatrix(self.rows, self.cols, self.inner_text, self.bits, self.group)
+        found = {name: tensor for name, tensor in p.items() if name not in self.parts}
+        for name, rounding in self.roundings.items():
+            table = p[name].reshape(rounding.rows, rounding.cols)
+            found |= {f"{name}_{kept}": tensor for kept, tensor in rounding.packed({"table": table})[1].items()}
+        return stored, found
+
+
+@dataclass(frozen=True, repr=False)
 class StraightThrough(Format):
     """``tb.StraightThrough(bits=4)``: trained as ``tb.QuantizedRows(bits=4)`` will be stored, then ``layer.packed()``.
 
-    While it is trained it is as large as the table; see ``compression_ratio``.
+    Around another format, ``tb.StraightThrough(tb.TensorTrain(rank=16), bits=8)``, it is that one's trainable tensors
+    that are rounded, a scale for each entry of their first axis. While it is trained all are floats, and
+    ``compression_ratio`` says so; that of the packed layer counts codes and scales.
 
     Args:
+        format: of the table.
         bits: 8 or 4.
-        group: columns that share a step; by default the whole row for 8 bits, 32 for 4.
+        group: columns, or numbers of a tensor's row, that share a step; by default the whole row for 8 bits, 32 for 4.
     """
 
-    bits: int = 8
-    group: int | None = None
+    format: Format = _TABLE
+    bits: int = field(default=8, kw_only=True)
+    group: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        require_format(self.format)
         QuantizedRows(bits=self.bits, group=self.group)  # refuses what cannot be stored
 
-    def bind(self, budget: Budget) -> StraightThroughMatrix:
-        stored = QuantizedRows(bits=self.bits, group=self.group).bind(budget)
-        return StraightThroughMatrix(stored.rows, stored.cols, stored.bits, stored.group)
+    __repr__ = written
+
+    @property
+    def can_fit(self) -> bool:
+        return self.format.can_fit
+
+    @property
+    def weighs_use(self) -> bool:
+        return self.format.weighs_use
+
+    @property
+    def squares_numbers(self) -> bool:  # type: ignore[override]
+        return self.format.squares_numbers
+
+    def multiplied(self, params: Params) -> list[str]:
+        return self.format.multiplied(params)
+
+    def bind(self, budget: Budget) -> Structure:
+        return self._around(self.format.bind(budget), budget)
+
+    def _around(self, inner: Structure, budget: Budget) -> Structure:
+        if self.format.is_plain:
+            stored = QuantizedRows(bits=self.bits, group=self.group).bind(budget)
+            return StraightThroughMatrix(stored.rows, stored.cols, stored.bits, stored.group)
+        group = self.group or (0 if self.bits == 8 else 32)
+        return StraightThroughTensorsMatrix(budget.rows, budget.cols, text_of(inner), self.bits, group)
+
+    def sized_as(self, structure: Structure) -> StraightThrough:
+        inner = getattr(structure, "inner", None)
+        return self if inner is None else replace(self, format=self.format.sized_as(inner))
+
+    def sample(self, table: Tensor, structure: Structure) -> tuple[Tensor, Format]:
+        some, format = self.format.sample(table, getattr(structure, "inner", structure))
+        return some, replace(self, format=format)
 
     def fit(self, table: Tensor, budget: Budget) -> Fit:
-        """The table itself."""
-        return Fit(self.bind(budget), {"table": table})
+        """That of the format, of a table itself."""
+        return self.fit_to_use(table, budget, Use())
+
+    def fit_to_use(self, table: Tensor, budget: Budget, use: Use) -> Fit:
+        found = self.format.fit_to_use(table, budget, use)
+        return Fit(self._around(found.structure, budget), found.params)

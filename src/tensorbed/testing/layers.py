@@ -1,11 +1,9 @@
-"""Parity of lookups and bags with ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag`` over the same table."""
+"""Lookups and bags beside ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag`` over the same table; in graphs, too."""
 
 from __future__ import annotations
 
 import copy
-import io
-import pickle
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
 from typing import Any
@@ -21,12 +19,14 @@ from tensorbed.testing.samples import (
     Conformance,
     Draw,
     Sample,
+    Traced,
     assert_all_near,
     assert_near,
     assert_rounded_once,
     assert_same,
     assert_writes_are_noticed,
     backends,
+    keeps_rows,
     largest_allocation,
     leaves_of,
     make,
@@ -58,26 +58,6 @@ class EmbeddingParity(Conformance):
         index[2, :2] = sample.rows - 1
         assert_same(layer(index), F.embedding(index, layer.weight, **options), leaves_of(layer), draw)
 
-    @on(one_of_each)
-    def test_the_padding_row_and_fitted_tables(self, sample: Sample) -> None:
-        layer = make(sample, padding_idx=1)
-        if sample.structure.can_initialise:
-            assert layer(torch.tensor([1])).count_nonzero() == 0
-            assert layer.weight[1].count_nonzero() == 0
-        assert torch.equal(layer(torch.tensor([1]))[0], layer.weight[1])
-        assert (layer.weight[[0, 2]].abs().sum(1) > 0).all()
-        table = layer.weight.detach().clone()
-        table[1] = torch.arange(sample.cols)
-        thawed = Embedding.from_pretrained(table, sample.format, freeze=False)
-        assert all(p.requires_grad for p in thawed.parameters())
-        fitted = Embedding.from_pretrained(table, sample.format, padding_idx=1)
-        assert not any(p.requires_grad for p in fitted.parameters())
-        assert fitted.fit_error is not None
-        assert torch.equal(fitted(torch.tensor([1, 1]))[0], table[1])
-        assert torch.equal(fitted.weight[1], table[1])
-        stored = fitted.structure.bytes(torch.float64) + sample.cols * 8
-        assert fitted.compression_ratio == pytest.approx(table.nbytes / stored)
-
     @on(choices.small)
     def test_nothing_of_the_table_s_size_is_allocated(self, sample: Sample, draw: Draw) -> None:
         index = draw.index(2, 4)
@@ -92,28 +72,6 @@ class EmbeddingParity(Conformance):
             layer.weight.detach().clone()
         assert most() >= sample.rows * sample.cols / 2, "the watch does not see a table"
 
-    @on(one_of_each)
-    def test_state(self, sample: Sample, draw: Draw) -> None:
-        layer = make(sample, padding_idx=3)
-        state = layer.state_dict()
-        assert set(state) == {*(spec.name for spec in layer.structure.tensors()), "padding_row"}
-        index = draw.index(8)
-        expected = layer(index)
-        for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
-            assert torch.equal(other(index), expected)
-        file = io.BytesIO()
-        torch.save(state, file)
-        file.seek(0)
-        other = make(sample, padding_idx=3)
-        with torch.no_grad():
-            for tensor in other.params().values():
-                tensor.zero_()
-        other.load_state_dict(torch.load(file, weights_only=True))
-        assert torch.equal(other(index), expected)
-        with pytest.raises(RuntimeError, match=r"Embedding\.from_pretrained"):  # a dense checkpoint, and the way out
-            other.load_state_dict({"weight": torch.zeros(sample.rows, sample.cols)})
-        assert torch.equal(other(index), expected)
-
     @on(choices.drawn, one_of_each)
     def test_meta_device_and_reset(self, sample: Sample) -> None:
         layer = Embedding(sample.rows, sample.cols, sample.format, std=0.5, device="meta", padding_idx=0)
@@ -125,16 +83,6 @@ class EmbeddingParity(Conformance):
             assert float(drawn.square().mean().sqrt()) == pytest.approx(0.5, rel=1e-4)
             assert torch.equal(layer.weight[1:], drawn[1:])
             assert layer.weight[0].count_nonzero() == 0
-
-    @on(one_of_each)
-    @spread("dtype", [torch.float32, torch.bfloat16])
-    def test_autocast_leaves_the_parameters_dtype(self, sample: Sample, impl: str, draw: Draw, dtype: Any) -> None:
-        layer, index = make(sample, impl=impl, dtype=dtype), draw.index(6)
-        expected = layer(index)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            out = layer(index)
-        assert out.dtype == dtype
-        assert torch.equal(out, expected)
 
     @spread("dtype", HALF)
     def test_half_precision_is_rounded_once(self, sample: Sample, draw: Draw, dtype: torch.dtype) -> None:
@@ -149,7 +97,7 @@ class EmbeddingParity(Conformance):
         for out, expected in pairs:
             assert_rounded_once(out, expected)
             # What keeps the table adds the gradients of equal indices as torch.nn.Embedding does, in half precision.
-            if leaves_of(layer) and not rounds and sample.structure.row_multiply_adds != 0:
+            if leaves_of(layer) and not rounds and not keeps_rows(sample.structure):
                 assert_gradients_rounded_once(out, layer, expected, exact)
 
     @on(choices.trained, one_of_each)
@@ -185,13 +133,6 @@ class EmbeddingParity(Conformance):
             written = [index, layer.padding_row, *layer.params().values()]
             assert_writes_are_noticed(partial(layer, index), leaves_of(layer), written)
 
-    @on(one_of_each)
-    def test_repr_shows_the_sizes(self, sample: Sample) -> None:
-        layer = make(sample)
-        shown = repr(layer)
-        for part in (f"{sample.rows}, {sample.cols}", layer.structure.kind, f"parameters={layer.structure.numel:,}"):
-            assert part in shown
-
 
 def as_torch(layer: EmbeddingBag, index: Tensor, offsets: Tensor | None, weights: Tensor | None = None) -> Tensor:
     """The bags of ``torch.nn.EmbeddingBag`` over the layer's table."""
@@ -221,19 +162,6 @@ class BagParity(Conformance):
             for call in ((index, offsets, weights), (index.reshape(3, 4), None, weights.reshape(3, 4))):
                 assert_same(layer(*call), as_torch(layer, *call), [weights, *leaves], draw)
 
-    @on(one_of_each)
-    @spread("mode", ["sum", "mean", "max"])
-    def test_last_offset(self, sample: Sample, impl: str, draw: Draw, mode: str) -> None:
-        layer = make(sample, EmbeddingBag, mode=mode, include_last_offset=True, impl=impl, padding_idx=1)
-        leaves = [] if mode == "max" and hasattr(sample.structure, "packed") else leaves_of(layer)
-        index = draw.index(9)
-        # Indices beyond the last bag are in none; torch's own CPU kernels count them into the last (as of 2.13).
-        for offsets in (torch.tensor([0, 2, 5, 9]), torch.tensor([0, 2, 4])):
-            expected = as_torch(layer, index[: offsets[-1]], offsets)
-            assert_same(layer(index, offsets), expected, leaves, draw)
-        with pytest.raises(IndexError, match="out of range"):
-            layer(index.index_fill(0, torch.tensor([8]), sample.rows), offsets)
-
     @on(choices.trained, one_of_each)
     def test_writes_before_a_bag_s_backward_are_noticed(self, sample: Sample, impl: str, draw: Draw) -> None:
         index, offsets, weights = draw.index(12), torch.tensor([0, 3, 3, 7, 12]), draw.normal(12).requires_grad_()
@@ -242,47 +170,6 @@ class BagParity(Conformance):
         leaves = [*leaves_of(layer), weights]
         written = [index, offsets, weights, layer.padding_row, *layer.params().values()]
         assert_writes_are_noticed(partial(layer, index, offsets, weights), leaves, written)
-
-    @on(one_of_each)
-    def test_scale_by_frequency(self, sample: Sample, impl: str, draw: Draw) -> None:
-        layer = make(sample, EmbeddingBag, mode="sum", impl=impl, scale_grad_by_freq=True)
-        index, offsets = draw.index(9), torch.tensor([0, 5])
-        index[4:7] = 2
-        # The oracle is arithmetic: torch's own CPU kernel divides by the counts of other rows (as of 2.13).
-        times = torch.bincount(index, minlength=sample.rows).clamp_min(1)[:, None]
-        table = layer.weight / times + (layer.weight - layer.weight / times).detach()
-        expected = F.embedding_bag(index, table, offsets, mode="sum")
-        assert_same(layer(index, offsets), expected, leaves_of(layer), draw)
-
-    @on(one_of_each)
-    @spread("dtype", [torch.float32, *HALF])
-    def test_bags_in_every_precision(self, sample: Sample, impl: str, draw: Draw, dtype: torch.dtype) -> None:
-        # Bags of more members than half precisions can count to.
-        index, offsets = draw.index(3012), torch.tensor([0, 5, 5, 12])
-        index[12:] = index[0]
-        for mode in ("mean", "max"):
-            layer = make(sample, EmbeddingBag, mode=mode, impl=impl)
-            leaves, exact = leaves_of(layer), layer(index, offsets)
-            grad = draw.normal(*exact.shape)
-            wanted = [g.to(dtype) for g in torch.autograd.grad(exact, leaves, grad)] if leaves else []
-            out = layer.to(dtype)(index, offsets)
-            # Adding up n numbers one by one is off by n / 2 units at the worst.
-            assert_near(out, exact.detach().to(dtype), units=1500 if dtype == torch.float32 else 8)
-            if leaves and mode == "mean":
-                made = torch.autograd.grad(out, leaves_of(layer), grad.to(dtype))
-                assert_all_near(made, wanted, units=1500 if dtype == torch.float32 else 16)
-
-    @on(choices.chains)
-    @spread(("dtype", "bag"), list(product(HALF, ["sum", "mean", "sum by frequency"])))
-    def test_the_reference_rounds_bags_once(self, sample: Sample, draw: Draw, dtype: torch.dtype, bag: str) -> None:
-        """Against float64 on the same tensors, as the kernels do: not each row before, nor its gradient."""
-        options = {"mode": bag.split()[0], "scale_grad_by_freq": "frequency" in bag}
-        layer = make(sample, EmbeddingBag, impl="reference", dtype=dtype, **options)
-        exact = copy.deepcopy(layer).double()
-        index, offsets = draw.index(60), torch.tensor([0, 5, 5, 12])
-        out, expected = layer(index, offsets), exact(index, offsets)
-        assert_rounded_once(out, expected)
-        assert_gradients_rounded_once(out, layer, expected, exact)
 
     @on(one_of_each)
     @spread("frozen", [False, True])
@@ -304,3 +191,83 @@ class BagParity(Conformance):
             out.sum().backward()
             assert weights.grad is not None
             assert weights.grad.shape == index.shape
+
+
+# A layer, its options, and the arguments of a call of some size.
+USES: dict[str, tuple[type[Any], dict[str, Any], Callable[[Draw, int], tuple[Tensor, ...]]]] = {
+    "lookup": (Embedding, {"padding_idx": 1}, lambda draw, n: (draw.index(n, 4),)),
+    "bags": (EmbeddingBag, {"padding_idx": 1}, lambda draw, n: (draw.index(3 * n), torch.tensor([0, 2, 2, 5]))),
+    "sums": (EmbeddingBag, {"mode": "sum"}, lambda draw, n: (draw.index(n, 4),)),
+    "largest": (EmbeddingBag, {"mode": "max", "padding_idx": 1}, lambda draw, n: (draw.index(n), torch.arange(n - 1))),
+}
+
+
+class TracingLaws(Traced):
+    """``torch.compile``, ``torch.export`` and ONNX; inherit with ``samples`` set."""
+
+    @on(one_of_each)
+    @spread("use", ["lookup", "bags"])
+    def test_compiled_layers(self, sample: Sample, draw: Draw, use: str) -> None:
+        kind, options, arguments = USES[use]
+        layer = make(sample, kind, dtype=torch.float32, **options)
+        compiled = self.compiled(layer, sample)
+        for n in (3, 5):
+            call = arguments(draw, n)
+            assert_same(compiled(*call), layer(*call), leaves_of(layer), draw)
+        for bad in (sample.rows, -1):
+            with pytest.raises(IndexError, match=f"index {bad} is out of range"):
+                compiled(torch.full_like(call[0], bad), *call[1:])
+        if use == "bags":
+            with pytest.raises(ValueError, match="the first bag begins at 0"):
+                compiled(call[0], call[1] + 1)
+
+    @on(one_of_each)
+    def test_a_fresh_layer_compiles_whichever_way(self, sample: Sample, impl: str, draw: Draw) -> None:
+        """Nothing that an eager call would have filled in is missing."""
+        index = draw.index(3, 4)
+        compiled: Any = torch.compile(make(sample, impl=impl), fullgraph=True, backend="aot_eager")
+        assert_near(compiled(index), make(sample, impl=impl)(index))
+
+    @on(one_of_each)
+    @spread("use", ["lookup", "bags"])
+    def test_exported_layers(self, sample: Sample, draw: Draw, use: str) -> None:
+        kind, options, arguments = USES[use]
+        layer = make(sample, kind, **options)
+        call = arguments(draw, 3)
+        run = torch.export.export(layer, call, dynamic_shapes=_dynamic(call)).module()
+        for other in (call, arguments(draw, 7)):
+            assert_near(run(*other), layer(*other))
+        # An exported graph cannot raise: it clamps.
+        beyond, last = (torch.full_like(call[0], row) for row in (sample.rows + 5, sample.rows - 1))
+        assert_near(run(beyond, *call[1:]), layer(last, *call[1:]))
+
+    @on(one_of_each)
+    @pytest.mark.filterwarnings("ignore")
+    def test_onnx(self, sample: Sample, draw: Draw, tmp_path: Any) -> None:
+        self._assert_same_in_onnx("lookup", sample, draw, tmp_path)
+
+    # What pools rows is the same for all structures.
+    @on(lambda samples: one_of_each(samples)[:1])
+    @spread("use", ["bags", "sums", "largest"])
+    @pytest.mark.filterwarnings("ignore")
+    def test_bags_in_onnx(self, sample: Sample, draw: Draw, use: str, tmp_path: Any) -> None:
+        self._assert_same_in_onnx(use, sample, draw, tmp_path)
+
+    @staticmethod
+    def _assert_same_in_onnx(use: str, sample: Sample, draw: Draw, folder: Any) -> None:
+        runtime = pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+        pytest.importorskip("onnxscript", reason="onnxscript is not installed")
+        kind, options, arguments = USES[use]
+        layer = make(sample, kind, dtype=torch.float32, **options).eval()
+        calls, path = [arguments(draw, 3), arguments(draw, 6)], str(folder / "layer.onnx")
+        torch.onnx.export(layer, calls[0], path, dynamo=True, dynamic_shapes=_dynamic(calls[0]), verbose=False)
+        session = runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        names = [i.name for i in session.get_inputs()]
+        for call in calls:
+            (out,) = session.run(None, {name: t.numpy() for name, t in zip(names, call, strict=True)})
+            assert_near(torch.from_numpy(out), layer(*call).detach())
+
+
+def _dynamic(call: tuple[Tensor, ...]) -> tuple[dict[int, Any], ...]:
+    """Every size of every argument may be another."""
+    return tuple(dict.fromkeys(range(t.dim()), torch.export.Dim.DYNAMIC) for t in call)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tensorbed.backends.chain import ChainOfCores
 from tensorbed.nn import Embedding, Head
 from tensorbed.structures import Format, Params, Structure
 from tensorbed.structures.formats import Budget, RankedFormat
+from tensorbed.structures.parts import ComposedMatrix
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,25 @@ class Conformance:
     @pytest.fixture
     def draw(self, sample: Sample) -> Draw:
         return Draw(sample, seed=0)
+
+
+class Traced(Conformance):
+    """Compiles for tests, ``by_inductor`` the structures of these kinds; ``None`` is all of them.
+
+    Others stop before code is generated, which takes seconds for each layer and is the same for equal graphs.
+    """
+
+    by_inductor: ClassVar[Collection[str] | None] = None
+
+    def compiled(self, function: Callable[..., Any], sample: Sample) -> Any:
+        """Without a break in its graph."""
+        inductor = self.by_inductor is None or sample.structure.kind in self.by_inductor
+        return torch.compile(function, fullgraph=True, backend="inductor" if inductor else "aot_eager")
+
+    @pytest.fixture(autouse=True)
+    def compile_afresh(self) -> None:
+        """Every test compiles the same few lines of code for another layer, more often than the compiler allows."""
+        torch.compiler.reset()
 
 
 Test = TypeVar("Test", bound=Callable[..., None])
@@ -130,11 +149,18 @@ def those(which: Callable[[Sample], bool]) -> Choice:
 
 small = those(lambda s: s.is_small)
 ranked = those(lambda s: isinstance(s.format, RankedFormat))
+bounded = those(lambda s: isinstance(s.format, RankedFormat) and "rel_error" in s.format.sizes)
+fitted = those(lambda s: s.format.can_fit)
 drawn = those(lambda s: s.structure.can_initialise)
 trained = those(lambda s: any(spec.trainable for spec in s.structure.tensors()))
 rounding = those(lambda s: hasattr(s.structure, "packed"))
 smooth = those(lambda s: not hasattr(s.structure, "packed"))  # differences of values would show a rounding's steps
-chains = those(lambda s: s.structure.making is ChainOfCores)  # which the compiled kernels pool
+
+
+def keeps_rows(structure: Structure) -> bool:
+    """Whether rows of a table, or of a part of it, are there as they are, and only read."""
+    parts = structure.parts if isinstance(structure, ComposedMatrix) else ()
+    return structure.row_multiply_adds == 0 or any(map(keeps_rows, parts))
 
 
 class Draw:
@@ -149,13 +175,18 @@ class Draw:
         """Tensors of the structure, drawn or, where it cannot be, fitted to a drawn table."""
         specs = self.structure.tensors()
         if self.structure.can_initialise:
-            tensors: Params = {s.name: torch.empty(s.shape, dtype=s.dtype or torch.float64) for s in specs}
+            tensors: Params = self.undrawn(torch.float64)
             self.structure.initialise(tensors, 1.0, self.generator)
         else:
             tensors = _fitted_params(self.sample)
         return {
             s.name: tensors[s.name].to(s.dtype or dtype, copy=True).requires_grad_(grad and s.trainable) for s in specs
         }
+
+    def undrawn(self, dtype: torch.dtype) -> dict[str, Tensor]:
+        """Tensors of the structure before they are drawn, with what its format knows of them."""
+        empty = {s.name: torch.empty(s.shape, dtype=s.dtype or dtype) for s in self.structure.tensors()}
+        return {**empty, **self.sample.format.constants(self.structure)}
 
     def normal(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
         return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(dtype)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tensorbed.checks import require_int, require_integer_indices, require_number
 from tensorbed.dispatch import World, is_autocast, working_dtype, world_of
-from tensorbed.functional import check_params
+from tensorbed.functional import check_params, check_score_impl
 from tensorbed.structures import Params, Structure
 from tensorbed.vocabulary import graph_operators, reference, sampling
 from tensorbed.vocabulary.loss import Asked, Options, check_budget, computed
@@ -162,15 +162,9 @@ def check_vectors(vocabulary: Vocabulary, h: Tensor) -> None:
             )
 
 
-def check_impl(impl: str) -> None:
-    """A way of computing scores, or an error that lists them."""
-    if impl not in ("auto", "reference"):
-        raise ValueError(f'impl={impl!r}: choose one of "auto", "reference".')
-
-
 def _computed(asked: Asked, impl: str) -> Tensor:
     """Tile by tile; by operators in a graph; else by all logits in plain PyTorch."""
-    check_impl(impl)
+    check_score_impl(impl)
     world, structure, target = world_of(asked.x), asked.structure, asked.target
     if world is World.COMPILED and impl == "auto" and graph_operators.can_trace(structure):
         return graph_operators.traced(asked)

@@ -216,7 +216,7 @@ class _Passes:
 
     def _settle(self, group: Group, sums: Sums) -> Tensor:
         """The group's sums are complete."""
-        lse = self.lse[group.at] = sums.log_sum_exp()
+        lse = self.lse[group.at] = sums.most + sums.total.log()
         self.loss[group.at], self.z_loss[group.at] = sums.losses(lse)
         return lse
 

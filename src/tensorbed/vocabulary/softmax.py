@@ -86,9 +86,6 @@ class Sums:
         weight = self.terms.class_weight
         return None if weight is None else weight[start : start + tile.shape[0]]
 
-    def log_sum_exp(self) -> Tensor:  # -> (n,)
-        return self.most + self.total.log()
-
     def losses(self, lse: Tensor) -> tuple[Tensor, Tensor]:  # -> (n,), (n,)
         """Cross-entropy and z-loss of each vector."""
         terms, e = self.terms, self.terms.label_smoothing

@@ -139,15 +139,16 @@ class _Counting:
     def tiled(self, passes: str) -> Tiling:
         """All vectors by some rows, if they are not too many for that."""
         task, least, left = self.task, self._height(self.task.tokens), self._left(2)
-        group = self._group(least, left * least)
+        turned = (2 if task.trains else 1) * self.each.turned
+        group = self._group(least, left * least + turned)
         height = max(least, self._height(group))
         products = task.tokens * _TIMES[passes] * self.each.multiply_adds
-        return self._counted(passes, False, group, height, int(group * height * left), products)
+        return self._counted(passes, False, group, height, int(group * (height * left + turned)), products)
 
     def grouped(self, *, keeps: bool) -> Tiling:
         """Some vectors by all rows, their scores kept."""
         task, least = self.task, self._height(_ENOUGH)
-        each = self.rows * self._left(1) if keeps else self.rows
+        each = 2 * self.each.turned + (self.rows * self._left(1) if keeps else self.rows)
         scratch = self._left(1 if keeps else 2) - 1
         # Larger groups spare making rows again, and nothing else. Half of the vectors at most: all would be all scores.
         most = max(1, task.tokens if task.has_few_scores else -(-task.tokens // 2))

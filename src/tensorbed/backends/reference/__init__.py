@@ -28,7 +28,7 @@ class Reference(Backend):
         return True
 
     def compute_table(self, asked: Asked, world: World) -> Tensor:
-        index = checked_indices(asked.ids, asked.table.rows, world)
+        index = asked.ids if asked.checked else checked_indices(asked.ids, asked.table.rows, world)
         if asked.bounds is None:
             return with_padding(_rows(asked, index, world), asked, index)
         if _is_chosen(asked, world) and index.numel():

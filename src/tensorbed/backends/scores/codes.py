@@ -6,13 +6,12 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tensorbed.backends import native
 from tensorbed.backends.coded import by_kernel
+from tensorbed.backends.scores.gathered import GatheredScores
 from tensorbed.backends.scores.scoring import Cost, Scorable, Scores, Scoring, Vectors
-from tensorbed.dispatch import recording
 
 _ROWS = 2**20  # numbers of rows made at once where there are no kernels for them
 _MAKE = 3  # multiply-adds that making a number from its code is worth, where it stays in a cache
@@ -49,13 +48,11 @@ class CodedScores(Scores):
         raise NotImplementedError("a way without gradients is taken for scores alone.")
 
 
-class LookupTables(Scores):
+class LookupTables(GatheredScores):
     """Scores of rows that are sums of codebook entries: each codebook times the vectors once, then sums of the results.
 
     Vectors become tables ``(parts * words, n)`` of what every entry of every codebook scores.
     """
-
-    structure: Any  # one with ``coded_block``
 
     def turned(self, x: Tensor) -> Tensor:  # (n, cols) -> (parts * words, n)
         books = self.tensors["codebooks"]
@@ -65,18 +62,4 @@ class LookupTables(Scores):
     def write(self, vectors: Vectors, out: Tensor) -> None:
         block = self.structure.coded_block(self.tensors, self.start, self.stop)
         if not by_kernel("sums", block, vectors.data, out):
-            out.copy_(self._summed(vectors.data))
-
-    def backward(self, vectors: Vectors, grad: Tensor) -> None:
-        if vectors.grad is None:  # only a bias is trained
-            return
-        leaf = vectors.data.detach().requires_grad_()
-        with recording(True):
-            again = self._summed(leaf)
-        vectors.grad += torch.autograd.grad(again, leaf, grad)[0]
-
-    def _summed(self, tables: Tensor) -> Tensor:  # (parts * words, n) -> (rows of the block, n)
-        parts, words, _ = self.tensors["codebooks"].shape
-        codes = self.tensors["codes"][self.start : self.stop]
-        places = codes.long() + torch.arange(parts, device=codes.device) * words
-        return F.embedding_bag(places, tables, mode="sum")
+            super().write(vectors, out)

@@ -9,6 +9,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
+from itertools import product
+from math import prod
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +21,8 @@ from tensorbed.dispatch import recording
 
 Params = Mapping[str, Tensor]
 _BLOCK = 2**22  # numbers of the table made at once
+_FEW = 8  # ways of several tables together, all of which are weighed
+_STORE = 24  # multiply-adds in the time that writing a number takes
 
 
 class Scorable(Protocol):
@@ -48,6 +53,7 @@ class Cost:
         merged: ... and how many numbers are written so.
         kept: numbers that one vector leaves for backward besides its scores, all rows counted.
         spared: multiply-adds of one vector that backward does again when those were not kept.
+        turned: numbers that one vector becomes before it meets rows, and as many for its gradient, where that is many.
         step: blocks begin at multiples of it.
     """
 
@@ -58,7 +64,13 @@ class Cost:
     merged: int = 0
     kept: int = 0
     spared: int = 0
+    turned: int = 0
     step: int = 1
+
+    def of_vectors(self, n: int) -> int:
+        """About what so many vectors at a time take, in multiply-adds."""
+        once = self.making + self.merging + _STORE * (self.made + self.merged)
+        return once + n * (self.multiply_adds + _STORE * self.kept)
 
     def __add__(self, other: Cost) -> Cost:
         sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
@@ -236,18 +248,37 @@ def scores_of_rows(
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks, -1)
 
 
+def joined_scorings(tables: Sequence[Sequence[Scoring]]) -> list[tuple[Scoring, ...]]:
+    """Ways to score several tables together, each its own way: all of them, or those that are worth weighing.
+
+    The tables do not depend on each other: what is cheapest for a number of vectors is what is cheapest for each of
+    them. Those that train are weighed among themselves too, and the ways that hold the fewest numbers.
+    """
+    if prod(map(len, tables)) <= _FEW:
+        return list(product(*tables))
+    found: dict[tuple[int, ...], tuple[Scoring, ...]] = {}
+    for training in (True, False):
+        able = [[way for way in ways if way.trains or not training] for ways in tables]
+        if not all(able):
+            continue
+        measures = [partial(Cost.of_vectors, n=2**k) for k in range(16)] + [lambda cost: cost.kept + cost.merged]
+        chosen = [tuple(min(ways, key=lambda way: measure(way.cost)) for ways in able) for measure in measures]
+        found |= {tuple(map(id, ways)): ways for ways in chosen}
+    return list(found.values())
+
+
 class JoinedScores(Scores):
     """Scores of a table whose rows are all of a first table, then all of a second, and so on, each scored its own way.
 
     Args:
         tables: the scores of each.
-        order: ``(rows,)``, which row each of those is here.
+        order: ``(rows,)``, which row each of those is here; ``None`` where they are in the table's order.
         constants: how many tensors come before those of the tables; they have no gradients.
     """
 
-    def __init__(self, tables: Sequence[Scores], order: Tensor, constants: int) -> None:
+    def __init__(self, tables: Sequence[Scores], order: Tensor | None, constants: int) -> None:
         self.tables, self.order, self.constants = tables, order, constants
-        self.rows, self.any_layout = order.shape[0], all(table.any_layout for table in tables)
+        self.rows, self.any_layout = sum(t.rows for t in tables), all(table.any_layout for table in tables)
         self.firsts = [sum(table.rows for table in tables[:k]) for k in range(len(tables))]
         self.at = 0  # which table's block is open
 
@@ -273,9 +304,12 @@ class JoinedScores(Scores):
         self.tables[self.at].close()
 
     def finish(self, vectors: list[object]) -> Tensor | None:
-        grads = [table.finish(own) for table, own in zip(self.tables, vectors, strict=True)]
-        asked_for = [grad for grad in grads if grad is not None]
-        return torch.stack(asked_for).sum(0) if asked_for else None
+        total: Tensor | None = None
+        for table, own in zip(self.tables, vectors, strict=True):
+            grad = table.finish(own)
+            if grad is not None:
+                total = grad if total is None else total.add_(grad)
+        return total
 
     def gradients(self) -> list[Tensor | None]:
         return [None] * self.constants + [grad for table in self.tables for grad in table.gradients()]

@@ -1,25 +1,23 @@
 """A note at the top of the model card of a compressed model: what it is, and the lines that load it."""
 
-from __future__ import annotations
-
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any
 
 import transformers
+from torch import nn
 from transformers import PreTrainedModel
 
 from tensorbed.files.description import tables, ties
-from tensorbed.printable import printable
+from tensorbed.printable import printable, some
 
 CARD = "README.md"
 _BEGIN, _END = "<!-- tensorbed: how this model is loaded -->", "<!-- tensorbed: end -->"
 _OWN = re.compile(rf"{re.escape(_BEGIN)}.*?{re.escape(_END)}\s*", re.DOTALL)
 # What the Hub reads of a card has to be its beginning.
 _FRONT_MATTER = re.compile(r"\ufeff?---[ \t]*\r?\n.*?^---[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
-_MORE = 8  # tables that are named
+_MOST = 8  # tables that are named
 _TEXT = """{begin}
 > **This model is compressed with tensorbed.** {what}
 
@@ -39,20 +37,23 @@ Without that import transformers knows no quantization type `tensorbed` and stop
 """
 
 
-def note_on(model: PreTrainedModel, name: str, *, of_sentences: bool = False, source: str | None = None) -> str:
+def file_bytes(model: nn.Module) -> int:
+    """Of all that a file has of a model, what is shared once."""
+    return sum({id(tensor): tensor.nbytes for tensor in model.state_dict(keep_vars=True).values()}.values())
+
+
+def note_on(model: PreTrainedModel, name: str, of_sentences: bool = False, source: str | None = None) -> str:
     """The note for a folder of that name, which was made of ``source`` on the Hub."""
     found = tables(model)
     shared = ties(found)
     own = {table: layer for table, layer in found.items() if table not in shared}
-    dense = sum(layer.structure.rows * layer.structure.cols * layer._dtype.itemsize for layer in own.values())
-    kept = sum(layer._stored_bytes for layer in own.values())
-    whole = sum({id(tensor): tensor.nbytes for tensor in model.state_dict(keep_vars=True).values()}.values())
-    named = [f"`{_plain(table)}`, {layer.structure.summary}" for table, layer in list(own.items())[:_MORE]]
-    named += [f"{len(own) - _MORE} more"] if len(own) > _MORE else []
+    dense = sum(layer._dense_bytes for layer in own.values())
+    kept, whole = sum(layer._stored_bytes for layer in own.values()), file_bytes(model)
+    named = some([f"`{_plain(table)}`, {layer.structure.summary}" for table, layer in own.items()], _MOST, "; ")
     made = f" It was made of `{_plain(source)}`." if source else ""
     what = (
         f"Its embedding tables are kept {dense / max(1, kept):.1f} times smaller, and all weights take "
-        f"{whole / 1e6:,.1f} MB in place of {(whole - kept + dense) / 1e6:,.1f}: {'; '.join(named)}.{made}"
+        f"{whole / 1e6:,.1f} MB in place of {(whole - kept + dense) / 1e6:,.1f}: {named}.{made}"
     )
     packages = '".[transformers]"' + (" sentence-transformers" if of_sentences else "")
     folder = json.dumps(printable(name), ensure_ascii=False)
@@ -85,11 +86,7 @@ def write_note(folder: Path, note: str) -> None:
 
 
 def save_pretrained(
-    model: PreTrainedModel,
-    save_directory: str | os.PathLike[str],
-    is_main_process: bool = True,
-    *args: Any,
-    **options: Any,
+    model: PreTrainedModel, save_directory: str | Path, is_main_process: bool = True, *args: Any, **options: Any
 ) -> None:
     """``model.save_pretrained``, which writes the note too."""
     type(model).save_pretrained(model, save_directory, is_main_process, *args, **options)

@@ -1,27 +1,27 @@
-"""A folder of a model into a folder of the compressed model."""
+"""A folder of a model into a folder of the compressed model, which is put in place when it is complete."""
 
-from __future__ import annotations
-
+import errno
 import os
+import secrets
 import shlex
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
-from tensorbed.compress.budgets import DEFAULT_RATIO, parsed_bytes
 from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables
-from tensorbed.compress.planning import SpoilsHeadsError, plan
+from tensorbed.compress.planning import DEFAULT_RATIO, SpoilsHeadsError, parsed_bytes, plan
 from tensorbed.compress.replacing import compress_
 from tensorbed.compress.report import Plan, Report, why_nothing
+from tensorbed.files.saving import sync, sync_folder
 from tensorbed.integrations.transformers import folders
-from tensorbed.integrations.transformers.cards import note_on, write_note
-from tensorbed.integrations.transformers.placing import check_space, check_target, megabytes, put_in_place
+from tensorbed.integrations.transformers.cards import file_bytes, note_on, write_note
 from tensorbed.nn.head import Head
 from tensorbed.progress import track
 from tensorbed.structures import Format
@@ -33,6 +33,7 @@ _WAYS_OUT = (
     "Ask for no smaller tables, give --calibrate FILE with a few hundred lines of typical text, or say --yes if the "
     "model is trained again afterwards."
 )
+_FULL = (errno.ENOSPC, errno.EDQUOT)  # what systems say of a disk without space, or without more for this user
 _TOKENS = 512  # of a text that the model is calibrated on
 
 
@@ -62,16 +63,13 @@ def compress_folder(
     *,
     ratio: float | None = None,
     budget: str | int | None = None,
-    min_rows: int = MIN_ROWS,
-    skip: Sequence[str] = (),
-    untie: bool = False,
-    include_heads: bool = True,
     force: bool = False,
     calibrate: Sequence[str] | None = None,
     careful: bool = True,
     dtype: torch.dtype | None = None,
     tell: Callable[[str], None] | None = None,
     hub_name: str | None = None,
+    **where: Any,
 ) -> CompressedFolder:
     """Compress the model of a folder into another, which has the tokenizer and all small files of the first.
 
@@ -84,7 +82,9 @@ def compress_folder(
         dtype: of the model, by default that of its file; ratios are counted from it.
         tell: called with what the user should know before the work begins.
         hub_name: of the model on the Hub, where ``source`` is its folder in the cache.
+        where: which tables, ``min_rows``, ``skip``, ``tied`` and ``include_heads`` of :func:`tensorbed.compress_`.
     """
+    where = {"min_rows": MIN_ROWS, "skip": (), "tied": "keep", "include_heads": True, **where}
     source, out = Path(source), Path(out)
     named = source if hub_name is None else Path(hub_name)
     folder = folders.opened(source)
@@ -94,20 +94,23 @@ def compress_folder(
     folders.refuse_adapter(folder.place)
     files, notes_on_files = folders.rest_of(folder)
     model, notes = folders.load_model(folder, dtype)
-    where: Any = {"min_rows": min_rows, "skip": tuple(skip), "tied": "untie" if untie else "keep"}
-    where["include_heads"] = include_heads
     weights, left = found_tables(model, format or plain_format(), **where)
     if not weights:
         raise ValueError(f"{named}: nothing can be compressed: {why_nothing(left)}")
-    size = expected_size(model, weights, format, ratio, budget, untie)
-    check_space(out, size.after + sum((source / file).stat().st_size for file in files))
+    asked = {"ratio": ratio, "budget": budget, **where}
+    before, after = expected_size(model, weights, format, asked)
+    check_space(out, after + sum((source / file).stat().st_size for file in files))
+    dtype_name = str(model.dtype).removeprefix("torch.")
     if folder.gguf and tell is not None:
-        tell(_note_on_unpacking(folder, out, size, model.dtype))
+        smaller = ", or about half of that with --dtype bfloat16" if model.dtype.itemsize > 2 else ""
+        tell(
+            f"{folder.gguf} is unpacked: {megabytes(folder.weight_bytes)} become {megabytes(before)} in {dtype_name}, "
+            f"of which the tables alone are compressed; {out} will take about {megabytes(after)}{smaller}."
+        )
     # Of a GGUF file it is written anew: whether that can be shall be known before the fit.
     tokenizer: Any = folders.load_tokenizer(folder) if folder.gguf or calibrate is not None else None
     read = None if calibrate is None else _reader(folder, tokenizer, calibrate)
-    sizes = {"ratio": ratio, "budget": budget}
-    formats: Formats = format or planned(model, {**sizes, **where}, careful=careful and read is None)
+    formats: Formats = format or planned(model, asked, careful=careful and read is None)
     if isinstance(formats, Plan):
         notes += formats.notes
         if not any(formats.values()):
@@ -128,8 +131,7 @@ def compress_folder(
         type(model).save_pretrained(model, part / folder.inside)  # its own, without a note on this folder
         if folder.gguf:
             tokenizer.save_pretrained(part / folder.inside)
-        of_sentences = folder.modules is not None
-        write_note(part, note_on(model, out.resolve().name, of_sentences=of_sentences, source=hub_name))
+        write_note(part, note_on(model, out.resolve().name, folder.modules is not None, hub_name))
     return CompressedFolder(
         source=named,
         out=out,
@@ -137,51 +139,32 @@ def compress_folder(
         disk_before=folder.weight_bytes,
         disk_after=folders.opened(out).weight_bytes,
         notes=(*notes, *notes_on_files),
-        unpacked=size.before if folder.gguf else None,
-        dtype=str(model.dtype).removeprefix("torch."),
+        unpacked=before if folder.gguf else None,
+        dtype=dtype_name,
     )
 
 
-class ExpectedSize(NamedTuple):
-    """Bytes of a model's weights before it is compressed and, as far as can be told without a fit, after."""
-
-    before: int
-    after: int
-
-
 def expected_size(
-    model: nn.Module,
-    weights: Sequence[Weight],
-    format: Format | None,
-    ratio: float | None,
-    budget: str | int | None,
-    untie: bool,
-) -> ExpectedSize:
-    """Sizes of a format are known; of one to be chosen, what it has to keep to."""
+    model: nn.Module, weights: Sequence[Weight], format: Format | None, asked: Mapping[str, Any]
+) -> tuple[int, int]:
+    """Bytes of a model's weights before and after: of a format as it is, of one to be chosen what it has to keep to."""
     dense = kept = after = 0
     for weight in weights:
-        (rows, cols), dtype, places = weight.tensor.shape, weight.tensor.dtype, weight.places
+        (rows, cols), dtype = weight.tensor.shape, weight.tensor.dtype
         dense += weight.tensor.nbytes
-        inside = {id(module) for module in places.values()}
+        inside = {id(module) for module in weight.places.values()}
         others = (module for module in model.modules() if id(module) not in inside)
         if any(parameter is weight.tensor for module in others for parameter in module._parameters.values()):
             kept += weight.tensor.nbytes  # a layer that is not compressed goes on with it, its tie broken
         if format is not None:
             with suppress(ValueError):  # the fit will say why
-                after += format.bind(Budget(rows, cols, dtype)).bytes(dtype) * (len(places) if untie else 1)
-    if format is None:
-        after = int(dense / (ratio or _default_ratio(model))) if budget is None else min(dense, parsed_bytes(budget))
-    before = sum({id(t): t.nbytes for t in model.state_dict(keep_vars=True).values()}.values())
-    return ExpectedSize(before, before - dense + kept + after)
-
-
-def _note_on_unpacking(folder: folders.Folder, out: Path, size: ExpectedSize, dtype: torch.dtype) -> str:
-    smaller = ", or about half of that with --dtype bfloat16" if dtype.itemsize > 2 else ""
-    return (
-        f"{folder.gguf} is unpacked: {megabytes(folder.weight_bytes)} become {megabytes(size.before)} in "
-        f"{str(dtype).removeprefix('torch.')}, of which the tables alone are compressed; {out} will take about "
-        f"{megabytes(size.after)}{smaller}."
-    )
+                after += format.bind(Budget(rows, cols, dtype)).bytes(dtype) * len(weight.groups(asked["tied"]))
+    if format is None and asked["budget"] is not None:
+        after = min(dense, parsed_bytes(asked["budget"]))
+    elif format is None:
+        after = int(dense / (asked["ratio"] or _default_ratio(model)))
+    before = file_bytes(model)
+    return before, before - dense + kept + after
 
 
 def _reader(folder: folders.Folder, tokenizer: Any, texts: Sequence[str]) -> Callable[[Any], None]:
@@ -209,14 +192,12 @@ def _default_ratio(model: Any) -> float:
 
 def planned(model: nn.Module, where: Mapping[str, Any], *, careful: bool) -> Plan:
     """Formats that suit heads, without a ratio or a budget whatever they reach; others where nobody is careful."""
-    if where["ratio"] is None and where["budget"] is None:
-        try:
-            return plan(model, **{**where, "ratio": _default_ratio(model)})
-        except SpoilsHeadsError as refusal:
-            return plan(model, **{**where, "ratio": refusal.ratio * (1 - 1e-9)})
+    unasked = where["ratio"] is None and where["budget"] is None
     try:
-        return plan(model, **where)
+        return plan(model, **({**where, "ratio": _default_ratio(model)} if unasked else where))
     except SpoilsHeadsError as refusal:
+        if unasked:
+            return plan(model, **{**where, "ratio": refusal.ratio * (1 - 1e-9)})
         if careful:
             raise ValueError(f"{refusal.reach} {refusal.heads} {_WAYS_OUT}") from None
         return plan(model, **where, careful=False)
@@ -254,3 +235,92 @@ def _notes_on_heads(
                 f"lines of typical text: {better_command} --calibrate texts.txt"
             )
     return notes
+
+
+def check_target(out: Path, source: Path, force: bool) -> None:
+    """Refuse what would lose something, before any work is done; what a killed command took away is put back first."""
+    here, there = out.resolve(), source.resolve()
+    if here == there or here in there.parents or there in here.parents:
+        raise ValueError(f"{out} and {source} lie in each other; write to a folder of its own.")
+    if not here.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {out.parent}; make it first.")
+    beside = _beside(here, "part")
+    try:  # permissions do not tell of file systems that are read-only, nor of names that are too long
+        beside.mkdir()
+        beside.rmdir()
+    except OSError as error:
+        raise OSError(
+            f"{here.parent} cannot be written to ({error.strerror}), and {here.name} would be in it; write to another "
+            "folder, or change its permissions."
+        ) from None
+    if old := folders.left_of(here):
+        old.rename(here)
+    if not here.exists() or (here.is_dir() and not any(here.iterdir())):
+        return
+    if not here.is_dir():
+        raise FileExistsError(f"{out} is a file; name a folder.")
+    if not force:
+        raise FileExistsError(f"{out} exists already; --force (force=True) replaces it.")
+    with suppress(OSError, ValueError):
+        if folders.opened(here).is_compressed:
+            return
+    raise FileExistsError(
+        f"{out} was not written by tensorbed, its config.json does not say so, and it is not replaced; remove it "
+        "yourself, or name another folder."
+    )
+
+
+def check_space(out: Path, needed: int) -> None:
+    """Refuse what will not fit, before any work is done; something may fill the disk all the same."""
+    free = shutil.disk_usage(out.resolve().parent).free
+    if free < needed:
+        raise OSError(
+            f"{out} will take about {megabytes(needed)}, and its disk has {megabytes(free)} left; free some space, or "
+            "write to another disk."
+        )
+
+
+def megabytes(count: int) -> str:
+    """For people."""
+    return f"{count / 1e6:,.1f} MB"
+
+
+def _beside(out: Path, what: str) -> Path:
+    return out.with_name(f".{out.name}.{secrets.token_hex(folders.TOKEN)}.{what}")
+
+
+@contextmanager
+def put_in_place(out: Path) -> Iterator[Path]:
+    """A folder beside ``out`` to write into, which takes its place at the end: there is the old one or the new one.
+
+    But for a kill between two renames: then the old one is in ``.OUT.*.old``, and :func:`check_target` brings it back.
+    """
+    target = out.resolve()  # of a link, what it points to is replaced
+    part, old = _beside(target, "part"), _beside(target, "old")
+    part.mkdir()
+    try:
+        yield part
+        # Readable by whom the folder is, weights too, and written by the system and not only kept in its memory.
+        mode = part.stat().st_mode & 0o666
+        for path in (*part.rglob("*"), part):
+            if path.is_file():
+                path.chmod(mode)
+                sync(path)
+            else:
+                sync_folder(path)
+        if target.exists():
+            target.rename(old)
+        try:
+            part.rename(target)
+        except OSError:
+            if old.exists():
+                old.rename(target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
+    except (OSError, SafetensorError) as error:  # safetensors has an error of its own, of a full disk too
+        if isinstance(error, OSError) and error.errno not in _FULL:
+            raise
+        said = f"{error.strerror}." if isinstance(error, OSError) else str(error)
+        raise OSError(f"{out} cannot be written, and nothing of it is left: {said}") from error
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

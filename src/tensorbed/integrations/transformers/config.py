@@ -1,12 +1,10 @@
 """What ``config.json`` keeps of a compressed model, and checksums of its tables, in the header of each file."""
 
-from __future__ import annotations
-
 import json
-import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from inspect import signature
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -97,22 +95,17 @@ def header_entry(model: PreTrainedModel, state: Mapping[str, Tensor]) -> dict[st
 
 
 def check_files(
-    config: TensorbedConfig,
-    files: Iterable[str | os.PathLike[str]],
-    layers: Mapping[str, StructuredTable] = MappingProxyType({}),
+    config: TensorbedConfig, files: Iterable[str | Path], layers: Mapping[str, StructuredTable] = MappingProxyType({})
 ) -> None:
     """Refuse files that are damaged or of another model; a note where something has no checksum, or cannot be found.
 
     ``layers`` have the names that they have in the files.
     """
     # Numbers of another kind than a layer has would be cast to it in silence.
-    is_float = {
-        f"{name}.{spec.name}": spec.dtype is None or spec.dtype.is_floating_point
-        for name, layer in layers.items()
-        for spec in layer.structure.tensors()
-    }
+    tensors = {f"{name}.{key}": tensor for name, one in layers.items() for key, tensor in one.state_dict().items()}
+    is_float = {name: tensor.is_floating_point() for name, tensor in tensors.items()}
     text, unchecked = config.text(), []
-    written: dict[str, str | os.PathLike[str]] = {}  # checksums, and which file has them
+    written: dict[str, str | Path] = {}  # checksums, and which file has them
     compared = set()
     for path in files:
         if not str(path).endswith(".safetensors"):
@@ -122,10 +115,8 @@ def check_files(
             checksums, stored = Checksums.read(file.metadata() or {}, path), set(file.keys())
             for name in config.layers or {}:
                 if f"{name}.weight" in stored and 0 not in file.get_slice(f"{name}.weight").get_shape():
-                    raise ValueError(
-                        f"{path} has the dense {name}.weight, but config.json describes a compressed layer; it is the "
-                        "config of another model: remove its quantization_config."
-                    )
+                    why = "but config.json, which is another model's, describes a compressed layer"
+                    raise ValueError(f"{path} has the dense {name}.weight, {why}; remove its quantization_config.")
             for key in is_float.keys() & stored:
                 dtype = file.get_slice(key).get_dtype()
                 if dtype.startswith(("F", "BF")) != is_float[key]:

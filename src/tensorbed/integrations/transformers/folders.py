@@ -1,11 +1,9 @@
 """Folders of models: what is in one, its model and tokenizer, and its other files."""
 
-from __future__ import annotations
-
 import glob
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -20,6 +18,7 @@ from transformers.utils import logging
 
 from tensorbed.files.header import check_readable
 from tensorbed.integrations.transformers.config import METHODS
+from tensorbed.printable import some
 from tensorbed.progress import track
 
 # Weights, of any framework, and what indexes them.
@@ -30,7 +29,6 @@ WEIGHTS = (
 # transformers takes the first kind that it finds.
 LOADED = (".safetensors", ".bin", ".gguf")
 TOKEN = 4  # bytes that tell folders of one name apart while they are written
-_SHOWN = 3  # files that are named of many
 _LARGE = 100_000_000  # bytes; a vocabulary has less
 
 
@@ -110,12 +108,6 @@ def opened(path: str | os.PathLike[str]) -> Folder:
         raise ValueError(f"{place / 'config.json'} is not a config: it holds a {type(config).__name__}.")
     _check_weight_paths(place, config)
     return Folder(root, first, config, None, others)
-
-
-def some(names: Sequence[str]) -> str:
-    """The first of many."""
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def _modules(root: Path) -> tuple[str, tuple[str, ...] | None]:
@@ -323,10 +315,8 @@ def _why_left(folder: Folder, file: PurePath) -> str:
 def _check_file_link(folder: Folder, file: PurePath) -> None:
     path = folder.root / file
     if leads_outside(folder.root, path):
-        raise ValueError(
-            f"{file} is a link to {os.path.realpath(path)}, outside of {folder.root}; put the file itself there, or "
-            "remove the link."
-        )
+        outside = f"{os.path.realpath(path)}, outside of {folder.root}"
+        raise ValueError(f"{file} is a link to {outside}; put the file itself there, or remove the link.")
 
 
 def left_of(out: Path) -> Path | None:

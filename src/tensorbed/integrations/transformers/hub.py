@@ -1,7 +1,5 @@
 """Models of the Hugging Face Hub, by the name that they have there: fetched into its cache, or found in it."""
 
-from __future__ import annotations
-
 import glob
 import os
 import re
@@ -12,8 +10,8 @@ from pathlib import Path, PurePath
 from huggingface_hub import list_repo_files, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError, OfflineModeIsEnabled, RepositoryNotFoundError
 
-from tensorbed.integrations.transformers.folders import LOADED, is_loaded, is_weights, left_of, some
-from tensorbed.printable import shortened
+from tensorbed.integrations.transformers.folders import LOADED, is_loaded, is_weights, left_of
+from tensorbed.printable import shortened, some
 
 # A name without an owner is more likely that of a folder, misspelt.
 _OWNER_AND_NAME = re.compile(r"(?!.*(--|\.\.))\w[\w.-]*/\w[\w.-]*", re.ASCII)
@@ -38,8 +36,18 @@ def local_folder(given: Path) -> Path:
             return folder
     with _explained(name):
         files = list_repo_files(name)
-    left = unread(files)
-    _refuse_without_weights(name, [file for file in files if is_weights(PurePath(file))], left)
+    left, weights = unread(files), [file for file in files if is_weights(PurePath(file))]
+    read = [file for file in weights if file not in left]
+    # Before gigabytes are fetched: of many GGUF files each is the whole model.
+    several = sorted(file for file in weights if file.endswith(".gguf"))
+    if several and (len([file for file in read if file.endswith(".gguf")]) > 1 or not read):
+        raise ValueError(
+            f"{name} has the model in GGUF files, {some(several)}: choose one, fetch it with "
+            f"hf download {name} {several[0]} --local-dir FOLDER, and give that folder."
+        )
+    if not read:
+        there = f"it has {some(weights)}" if weights else "it has none at all"
+        raise ValueError(f"{name} has no weights that transformers reads, {', '.join(LOADED)}; {there}.")
     with _explained(name):
         return Path(snapshot_download(name, ignore_patterns=[glob.escape(file) for file in left]))
 
@@ -72,17 +80,3 @@ def unread(files: list[str]) -> list[str]:
     kept = next((kind for kind in LOADED if any(file.endswith(kind) for file in top)), LOADED[0])
     read = {file for file in loaded if file.endswith(kept if file in top else LOADED[:-1])}
     return [file for file in weights if file not in read]
-
-
-def _refuse_without_weights(name: str, weights: list[str], left: list[str]) -> None:
-    """Before gigabytes are fetched: of many GGUF files each is the whole model."""
-    read = [file for file in weights if file not in left]
-    several = sorted(file for file in weights if file.endswith(".gguf"))
-    if several and (len([file for file in read if file.endswith(".gguf")]) > 1 or not read):
-        raise ValueError(
-            f"{name} has the model in GGUF files, {some(several)}: choose one, fetch it with "
-            f"hf download {name} {several[0]} --local-dir FOLDER, and give that folder."
-        )
-    if not read:
-        there = f"it has {some(weights)}" if weights else "it has none at all"
-        raise ValueError(f"{name} has no weights that transformers reads, {', '.join(LOADED)}; {there}.")

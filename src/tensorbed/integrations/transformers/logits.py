@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import get_gradient_edge
 
 from tensorbed.dispatch import World, differentiable_once, is_autocast, recording, world_of
-from tensorbed.integrations.transformers.gradients import Watch, WatchedTensor
 from tensorbed.nn.head import Head
+from tensorbed.nn.lazy import LazyTensor, with_numbers
+
+_Make = Callable[[], Tensor]  # the numbers of logits
+_Pull = Callable[[Tensor], tuple[Tensor | None, ...]]  # the gradient of a tensor to those of what it is made from
 
 
 def loss_without_logits(model: nn.Module, on: bool = True) -> nn.Module:
@@ -58,8 +64,8 @@ class _Call:
         self.head, self.h = head, h
         mixed = is_autocast(h) and h.dtype != torch.float64
         self.mixed = torch.get_autocast_dtype(h.device.type) if mixed else None
-        self.members: list[weakref.ref[LazyLogits]] = []
-        self.watch = Watch()
+        self.members: list[weakref.ref[LazyLogits]] = []  # a view after what it is a view of
+        self.is_watched = False  # whether somebody asks for gradients of any of them
         self.parameters = dict(head.named_parameters())
         self.versions = [(t, t._version) for t in (h, *head.parameters(), *head.buffers()) if not t.is_inference()]
 
@@ -79,13 +85,9 @@ class _Call:
     def make(self) -> None:
         """All that somebody still holds."""
         with torch.inference_mode(False), recording(True):
-            for member in self.living():
-                if member._kept is None:
+            for reference in self.members:
+                if (member := reference()) is not None and member._kept is None:
                     member._kept = member._make()
-
-    def living(self) -> Iterator[LazyLogits]:
-        """A view after what it is a view of."""
-        return (member for member in (reference() for reference in self.members) if member is not None)
 
     def check(self) -> None:
         """Refuse to compute with other numbers than the head was called with."""
@@ -94,9 +96,8 @@ class _Call:
         same = (now[name] is own or type(now[name]) is not nn.Parameter for name, own in self.parameters.items())
         if not all(same) or any(tensor._version != version for tensor, version in self.versions):
             raise RuntimeError(
-                "these logits were not made yet, and what they are made from has changed since the head was called. "
-                "Compute with them before the optimiser's step, or have them made at once: "
-                "loss_without_logits(model, on=False)."
+                "what these logits are to be made from has changed since the head was called; compute with them before "
+                "the optimiser's step, or have them made at once: loss_without_logits(model, on=False)."
             )
 
     def differentiated(self, sources: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -105,47 +106,42 @@ class _Call:
             logits = self.logits(self.h)
         return torch.autograd.grad(logits, sources, grad, allow_unused=True)
 
-    def is_watched(self) -> bool:
-        with torch._C.DisableTorchFunctionSubclass():
-            return self.watch.is_on or any(member.retains_grad for member in self.living())
 
-
-class LazyLogits(WatchedTensor):
+class LazyLogits(LazyTensor):
     """``head(h)`` to be: known in shape and dtype, made by the first computation that wants its numbers.
 
     Casts, slices of positions and ``view(-1, classes)`` leave it so; ``F.cross_entropy`` is the head's own loss. Once
-    made they are kept, and may be written to: whatever was a view of them then is a view of what was made.
+    made they are kept, and may be written to: whatever was a view of them then is a view of what was made. They have
+    two places in the graph, before they are made and after: their gradient is the sum of both.
     """
 
     _call: _Call
+    _kept: Tensor | None  # the numbers, once they are made
     _h: Tensor  # the hidden vectors of these positions
     _like: Tensor  # laid out as these logits, without numbers
-    _make: Callable[[], Tensor]
+    _make: _Make
 
     @staticmethod
     def __new__(
-        cls,
-        call: _Call,
-        like: Tensor,
-        h: Tensor,
-        make: Callable[[], Tensor],
-        differentiated: Callable[[Tensor], tuple[Tensor | None, ...]],
-        sources: Sequence[Tensor],
+        cls, call: _Call, like: Tensor, h: Tensor, make: _Make, differentiated: _Pull, sources: Sequence[Tensor]
     ) -> LazyLogits:
         lazy: LazyLogits = _Place.apply(like, h.device, differentiated, *sources)  # type: ignore[no-untyped-call]
-        lazy._call, lazy._like, lazy._h, lazy._make = call, like, h, make
-        lazy._watch, lazy._kept = call.watch, None
+        lazy._call, lazy._like, lazy._h, lazy._make, lazy._kept = call, like, h, make, None
         call.members.append(weakref.ref(lazy))
         return lazy
 
+    @classmethod
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _DIFFERENTIATING:
+            return _DIFFERENTIATING[func](*args, **kwargs)
+        return super().__torch_function__(func, types, args, kwargs)
+
     def _handled(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        watched = super()._handled(func, args, kwargs)
-        if watched is not NotImplemented:
-            return watched
-        handler = _HANDLED.get(func)
-        if handler is None or self._kept is not None or not args:
-            return NotImplemented
-        answer = handler(*args, **kwargs)
+        if func in _WATCHED:
+            return _WATCHED[func](*args, **kwargs)
+        lazily = func in _HANDLED and self._kept is None and args
+        answer = _HANDLED[func](*args, **kwargs) if lazily else None
         return NotImplemented if answer is None else answer
 
     def _numbers(self) -> Tensor:
@@ -201,7 +197,7 @@ class _Loss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None) -> Any:
-        if grad is None or not ctx.call.is_watched():
+        if grad is None or not ctx.call.is_watched:
             return grad, None, None, None
         return None, *_pulled_back(ctx, grad), None, None
 
@@ -248,20 +244,12 @@ def _sliced(lazy: LazyLogits, index: Any) -> LazyLogits | None:
 
 
 def _cross_entropy(
-    lazy: LazyLogits,
-    target: Tensor,
-    weight: Tensor | None = None,
-    size_average: Any = None,
-    ignore_index: int = -100,
-    reduce: Any = None,
-    reduction: str = "mean",
-    label_smoothing: float = 0.0,
+    lazy: LazyLogits, target: Tensor, weight: Tensor | None, size_average: Any, reduce: Any, **options: Any
 ) -> Tensor | None:
     if lazy.dim() != 2 or target.is_floating_point() or size_average is not None or reduce is not None:
         return None
     call, h, dtype = lazy._call, lazy._h, lazy.dtype
     call.check()
-    options: dict[str, Any] = {"ignore_index": ignore_index, "reduction": reduction, "label_smoothing": label_smoothing}
     # Logits of half precision that were cast to single have a loss of single precision; so has autocast.
     half = h.dtype in (torch.float16, torch.bfloat16) and dtype == torch.float32
     with call.under(call.mixed or (h.dtype if half else None)):
@@ -277,6 +265,94 @@ def _cross_entropy(
     return made
 
 
+def _places(lazy: LazyLogits) -> list[Any]:
+    """Where the graph has these logits: for losses without them, and for whatever was computed with their numbers."""
+    with torch._C.DisableTorchFunctionSubclass():
+        unmade = [get_gradient_edge(lazy)] if lazy.requires_grad else []
+    return unmade if lazy._kept is None else [*unmade, lazy._kept]
+
+
+def _gradients(
+    outputs: Any, inputs: Sequence[Any], *, allow_unused: bool | None, materialize_grads: bool, **options: Any
+) -> tuple[Tensor | None, ...]:
+    """``torch.autograd.grad`` with regard to logits, among others."""
+    places = [_places(one) if isinstance(one, LazyLogits) else [with_numbers(one)] for one in inputs]
+    before = {one._call: one._call.is_watched for one in inputs if isinstance(one, LazyLogits)}
+    try:
+        for call in before:
+            call.is_watched = True
+        found = iter(torch.autograd.grad(with_numbers(outputs), list(chain(*places)), allow_unused=True, **options))
+    finally:
+        for call, was_watched in before.items():
+            call.is_watched = was_watched
+    gradients = [_total([next(found) for _ in part]) for part in places]
+    if materialize_grads:
+        return tuple(torch.zeros_like(one) if g is None else g for one, g in zip(inputs, gradients, strict=True))
+    if not allow_unused and any(gradient is None for gradient in gradients):
+        raise RuntimeError("a tensor appears to not have been used in the graph; set allow_unused=True if it may be.")
+    return tuple(gradients)
+
+
+def _backward(tensors: Any, *, inputs: Sequence[Any] | None, **options: Any) -> None:
+    """``torch.autograd.backward``, into ``grad`` of logits too where they are among the inputs."""
+    lazy = [one for one in inputs or () if isinstance(one, LazyLogits)]
+    made = [one._kept for one in lazy if one._kept is not None]
+    for one in lazy:
+        one._call.is_watched = True
+    tensors, options = with_numbers((tensors, options))
+    with torch._C.DisableTorchFunctionSubclass():
+        torch.autograd.backward(tensors, inputs=None if inputs is None else [*inputs, *made], **options)
+
+
+def _total(gradients: Sequence[Tensor | None]) -> Tensor | None:
+    there = [gradient for gradient in gradients if gradient is not None]
+    return sum(there[1:], there[0]) if there else None
+
+
+def _grad(lazy: LazyLogits) -> Tensor | None:
+    with torch._C.DisableTorchFunctionSubclass():
+        held = [lazy.grad] if lazy.retains_grad else []
+    if lazy._kept is not None:
+        with warnings.catch_warnings():  # of some versions of torch, about a tensor on the way that has no gradient
+            warnings.simplefilter("ignore", UserWarning)
+            held.append(lazy._kept.grad)
+    return _total(held)
+
+
+def _set_grad(lazy: LazyLogits, grad: Tensor | None) -> None:
+    with torch._C.DisableTorchFunctionSubclass():
+        lazy.grad = None
+    lazy._numbers().grad = grad
+
+
+def _retain_grad(lazy: LazyLogits) -> None:
+    lazy._call.is_watched = True
+    with torch._C.DisableTorchFunctionSubclass():
+        lazy.retain_grad()
+    lazy._numbers().retain_grad()
+
+
+class _Handles(ExitStack):
+    """Of a hook in both places that logits have in the graph."""
+
+    remove = ExitStack.close
+
+
+def _register_hook(lazy: LazyLogits, hook: Callable[[Tensor], Any]) -> _Handles:
+    lazy._call.is_watched = True
+    handles = _Handles()
+    with torch._C.DisableTorchFunctionSubclass():
+        handles.enter_context(Tensor.register_hook(lazy, hook))  # type: ignore[no-untyped-call]
+    handles.enter_context(Tensor.register_hook(lazy._numbers(), hook))  # type: ignore[no-untyped-call]
+    return handles
+
+
+_DIFFERENTIATING: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.autograd.grad: _gradients,
+    torch.autograd.backward: _backward,
+}
+_GRAD: Any = vars(torch._C.TensorBase)["grad"]
+# Of logits that are not made.
 _HANDLED: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.float: lambda lazy, **named: lazy._derived(lambda logits: logits.float(**named), lazy._h),
     Tensor.to: _cast,
@@ -285,4 +361,11 @@ _HANDLED: dict[Callable[..., Any], Callable[..., Any]] = {
     Tensor.reshape: partial(_laid_out, Tensor.reshape),
     Tensor.__getitem__: _sliced,
     F.cross_entropy: _cross_entropy,
+}
+# Of those that are made, too.
+_WATCHED: dict[Callable[..., Any], Callable[..., Any]] = {
+    _GRAD.__get__: _grad,
+    _GRAD.__set__: _set_grad,
+    Tensor.retain_grad: _retain_grad,
+    Tensor.register_hook: _register_hook,
 }

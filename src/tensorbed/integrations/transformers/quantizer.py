@@ -1,7 +1,5 @@
 """The quantisation method ``tensorbed`` of transformers: our layers put into a model before its file is read."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -83,9 +81,7 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
         if not tables(model):
             self.remove_quantization_config(model)
             return None, {}
-        tying.separate(model)  # again: layers may have been replaced since
-        tying.rewrite(model, ties(tables(model)))
-        _describe(model)
+        adopt(model)  # again: layers may have been replaced since
         model.tie_weights()  # others may have set tensors of one layer alone
         state: dict[str, Tensor] = model.state_dict()
         found = tables(model)

@@ -1,10 +1,7 @@
 """Layers as transformers ties them, by a map of parameter names, which has to name ours, and as it resizes them."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection, Mapping
-from functools import partial
 from typing import Any
 
 from torch import nn
@@ -113,24 +110,12 @@ def resized_layer(
         return layer
     others = {name: other for name, other in tables(model).items() if identity(other) == identity(layer)}
     if any(identity(peer) == identity(layer) and peer not in others.values() for peer in layer._peers_alive()):
-        raise ValueError(
-            f"layers outside of this {type(model).__name__} share its table; call resize_token_embeddings of the whole "
-            "model."
-        )
-    made = _as_before(resized(layer, rows), layer)
+        name = type(model).__name__
+        raise ValueError(f"layers outside of this {name} share its table; resize the embeddings of the whole model.")
+    made = resized(layer, rows)
     for name, other in others.items():
         if other is not layer:
-            new = _as_before(resized(other, rows), other)
+            new = resized(other, rows)
             new.share(made)
             put(model, {name: new})
-    return made
-
-
-def _as_before(made: StructuredTable, layer: StructuredTable) -> StructuredTable:
-    """With what others have added to the layer that it replaces."""
-    for key, value in vars(layer).items():
-        if key.endswith("_hooks") and value:
-            setattr(made, key, value)
-    if "forward" in vars(layer):
-        made.__dict__["forward"] = partial(vars(layer)["forward"].func, made)
     return made

@@ -1,13 +1,10 @@
 """Two folders of one model, one of them compressed: how far apart their outputs are on texts."""
 
-from __future__ import annotations
-
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -47,15 +44,11 @@ class Verification:
     notes: tuple[str, ...]
 
 
-class _Seen(NamedTuple):
-    """What one model made of the texts."""
-
-    vectors: Tensor  # (texts, dim)
-    loss: Tensor | None = None  # of all predicted tokens, in nats
-    notes: tuple[str, ...] = ()
+# What one model made of the texts: vectors (texts, dim), the loss of all predicted tokens in nats, notes.
+_Seen = tuple[Tensor, Tensor | None, list[str]]
 
 
-def read_texts(file: str | os.PathLike[str]) -> list[str]:
+def read_texts(file: str | Path) -> list[str]:
     """The lines of a file that are not blank."""
     try:
         lines = Path(file).read_text(encoding="utf-8").split("\n")  # splitlines would end one at other characters too
@@ -72,12 +65,7 @@ def read_texts(file: str | os.PathLike[str]) -> list[str]:
 
 
 def verify_folders(
-    out: str | os.PathLike[str],
-    against: str | os.PathLike[str],
-    texts: Sequence[str],
-    *,
-    batch: int = 8,
-    max_tokens: int = 512,
+    out: str | Path, against: str | Path, texts: Sequence[str], *, batch: int = 8, max_tokens: int = 512
 ) -> Verification:
     """Read texts with the model of each folder, one in memory at a time, and compare; causal heads have a perplexity.
 
@@ -87,18 +75,17 @@ def verify_folders(
     both = folders.opened(out), folders.opened(against)
     ids, cut = _tokens(both, texts, max_tokens)
     sentences = all(one.modules is not None for one in both) and find_spec("sentence_transformers") is not None
-    if sentences:
-        after, before = (_sentences(folder, texts, batch, max_tokens) for folder in both)
-    else:
-        after, before = (_states(folder, ids, batch) for folder in both)
-    if after.vectors.shape != before.vectors.shape:
-        sizes = f"{after.vectors.shape[1]} and {before.vectors.shape[1]}"
+    (after, loss, notes), (before, loss_before, notes_before) = (
+        _sentences(folder, texts, batch, max_tokens) if sentences else _states(folder, ids, batch) for folder in both
+    )
+    if after.shape != before.shape:
+        sizes = f"{after.shape[1]} and {before.shape[1]}"
         raise ValueError(f"{out} and {against} are different models: their outputs have {sizes} numbers.")
     perplexity, predicted = None, sum(len(one) - 1 for one in ids)
-    if before.loss is not None and after.loss is not None and predicted:
-        dense, small = (float((loss / predicted).exp()) for loss in (before.loss, after.loss))
+    if loss is not None and loss_before is not None and predicted:
+        dense, small = (float((total / predicted).exp()) for total in (loss_before, loss))
         perplexity = Perplexity(dense, small, small / dense, predicted)
-    cosines = F.cosine_similarity(after.vectors, before.vectors, dim=1)
+    cosines = F.cosine_similarity(after, before, dim=1)
     worst = int(cosines.argmin())
     return Verification(
         texts=len(texts),
@@ -109,7 +96,7 @@ def verify_folders(
         worst_cosine=float(cosines[worst]),
         worst_text=texts[worst],
         perplexity=perplexity,
-        notes=tuple(dict.fromkeys((*after.notes, *before.notes))),
+        notes=tuple(dict.fromkeys([*notes, *notes_before])),
     )
 
 
@@ -142,7 +129,7 @@ def _sentences(folder: folders.Folder, texts: Sequence[str], batch: int, max_tok
     for start in track(range(0, len(texts), batch), f"reading with {folder.root.name}"):
         part = list(texts[start : start + batch])
         rows.append(model.encode(part, batch_size=batch, convert_to_tensor=True, show_progress_bar=False).double())
-    return _Seen(torch.cat(rows))
+    return torch.cat(rows), None, []
 
 
 @torch.no_grad()
@@ -165,7 +152,7 @@ def _states(folder: folders.Folder, ids: Sequence[Ids], batch: int) -> _Seen:
             if loss is not None and logits is not None:
                 # Single precision for one text at a time, since logits are large.
                 loss += F.cross_entropy(logits[place, : len(text) - 1].float(), text[1:], reduction="sum")
-    return _Seen(torch.stack([rows[i] for i in range(len(ids))]), loss, tuple(notes))
+    return torch.stack([rows[i] for i in range(len(ids))]), loss, notes
 
 
 def _outputs(model: PreTrainedModel, tokens: Tensor, mask: Tensor, heads: bool) -> tuple[Tensor, Tensor | None]:
@@ -175,11 +162,8 @@ def _outputs(model: PreTrainedModel, tokens: Tensor, mask: Tensor, heads: bool) 
     options: dict[str, Any] = {"input_ids": tokens, "attention_mask": mask}
     options |= {"use_cache": False} if heads else {}
     seen: list[Tensor] = []
-    hook = model.base_model.register_forward_hook(lambda module, given, found: seen.append(found[0]))
-    try:
+    with model.base_model.register_forward_hook(lambda module, given, found: seen.append(found[0])):
         found = model(**options)
-    finally:
-        hook.remove()
     # Some models call what is inside their base model and not itself.
     hidden = seen[0] if seen else model(**options, output_hidden_states=True).hidden_states[-1]
     return hidden, found.logits if heads else None

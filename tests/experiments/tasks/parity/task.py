@@ -31,7 +31,8 @@ class Sums:
 class Model(nn.Module):
     def __init__(self, settings):
         super().__init__()
-        self.table = tb.EmbeddingBag(settings.vocabulary, settings.dim, settings.table_format(), mode="sum")
+        size = settings.vocabulary, settings.dim
+        self.table = tb.EmbeddingBag(*size, settings.table_format(*size), mode="sum")
         self.head = nn.Linear(settings.dim, 2)
 
     def forward(self, numbers: Tensor) -> Tensor:

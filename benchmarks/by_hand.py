@@ -1,0 +1,233 @@
+"""Lookups beside the best that plain PyTorch does for the same table, written by hand.
+
+``python -m benchmarks.by_hand`` looks up the ids of the language model, the classifier and the recommender of
+:mod:`benchmarks.workloads` in tables of the library and in modules written here, which hold the same numbers: first
+without gradients, then forward and backward. Of each turn the fastest call counts, and of the turns the median.
+
+Another format is another line of :data:`CASES`.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+import tensorbed as tb
+from benchmarks.composed import Call, in_turns
+from benchmarks.workloads import WORKLOADS, Workload
+
+NAMES = ("LM r16", "IMDB TT1", "CTR")
+BOUND = 1.5  # times the module by hand
+PRIME = 2**31 - 1
+
+
+class _Held(nn.Module):
+    """A module that holds the numbers of a layer of the library."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.structure = layer.structure
+        for name, tensor in layer.params().items():
+            own = tensor.detach().clone()
+            if tensor.requires_grad:
+                self.register_parameter(name, nn.Parameter(own))
+            else:
+                self.register_buffer(name, own)
+
+
+class DenseByHand(_Held):
+    table: Tensor
+
+    def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        return F.embedding(ids, self.table)
+
+
+class HashedByHand(_Held):
+    table: Tensor
+    constants: Tensor
+
+    def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        hashes, buckets = self.structure.hashes, self.structure.buckets
+        if hashes == 1:
+            a, _, c = self.constants[0]
+            return F.embedding((ids * a + c) % PRIME % buckets, self.table)
+        places, signs = (ids[:, None] * self.constants[:, 0] + self.constants[:, 2]).split(hashes, 1)
+        weights = (1 - 2 * (signs % PRIME % 2)).to(self.table.dtype)
+        return F.embedding_bag(places % PRIME % buckets, self.table, mode="sum", per_sample_weights=weights)
+
+
+class QuotientRemainderByHand(_Held):
+    quotient: Tensor
+    remainder: Tensor
+
+    def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        buckets, combine = self.structure.buckets, self.structure.combine
+        first, second = F.embedding(ids // buckets, self.quotient), F.embedding(ids % buckets, self.remainder)
+        if combine == "concat":
+            return torch.cat([first, second], 1)
+        return first * second if combine == "multiply" else first + second
+
+
+class DeepHashByHand(_Held):
+    constants: Tensor
+
+    def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        hashes = (ids[:, None] * self.constants[:, 0] + self.constants[:, 2]) % PRIME % 10**6
+        x, layers = hashes.float() * (2 / (10**6 - 1)) - 1, self.structure.layers
+        for k in range(layers):
+            x = F.mish(torch.addmm(getattr(self, f"bias_{k}"), x, getattr(self, f"layer_{k}")))
+        product: Tensor = x @ getattr(self, f"layer_{layers}")
+        return product
+
+
+class CanonicalPolyadicByHand(_Held):
+    """The slices of each id multiplied term by term, and with the last one by a batched product."""
+
+    def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        factors = list(self.parameters())  # (I_k, J_k, R) each
+        digits = torch.unravel_index(ids, [len(factor) for factor in factors])
+        first, *others = [factor[digit] for factor, digit in zip(factors, digits, strict=True)]
+        for other in others[:-1]:
+            first = (first[:, :, None] * other[:, None]).flatten(1, 2)
+        return torch.bmm(first, others[-1].transpose(1, 2)).flatten(1)
+
+
+class NonlinearTrainByHand(_Held):
+    """The slices of each id multiplied one after the other, an activation between."""
+
+    def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        cores = list(self.parameters())  # (I_k, R, J_k, R') each
+        digits = torch.unravel_index(ids, [len(core) for core in cores])
+        left = cores[0][digits[0]].flatten(1, 2)
+        for core, digit in zip(cores[1:], digits[1:], strict=True):
+            left = torch.bmm(F.relu(left), core[digit].flatten(2)).reshape(len(ids), -1, core.shape[3])
+        return left.flatten(1)
+
+
+class OfUnique(nn.Module):
+    """Each id once."""
+
+    def __init__(self, rows: nn.Module) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        unique, inverse = torch.unique(ids, return_inverse=True)
+        return F.embedding(inverse, self.rows(unique))
+
+
+@dataclass(frozen=True)
+class Case:
+    """A format, its module by hand, and the rows below which a table of the recommender stays dense.
+
+    Where a row takes work, the module that computes each row once stands beside the one that does not; the faster
+    counts.
+    """
+
+    format: tb.structures.Format
+    by_hand: Callable[[Any], nn.Module]
+    dense_below: int = 1000
+    shares_rows: bool = False
+
+    def modules(self, layer: Any) -> list[nn.Module]:
+        """By hand, with the numbers of a layer."""
+        if layer.structure.kind == "dense":
+            return [DenseByHand(layer)] * (1 + self.shares_rows)
+        plain = self.by_hand(layer)
+        return [plain, OfUnique(plain)] if self.shares_rows else [plain]
+
+
+CASES = {
+    "hashed": Case(tb.Hashed(ratio=10), HashedByHand),
+    "hashed, signed sums of 2": Case(tb.Hashed(ratio=10, hashes=2, signed=True), HashedByHand),
+    "quotient multiply remainder": Case(tb.QuotientRemainder(ratio=10), QuotientRemainderByHand),
+    "quotient add remainder": Case(tb.QuotientRemainder(ratio=10, combine="add"), QuotientRemainderByHand),
+    "quotient concat remainder": Case(tb.QuotientRemainder(ratio=10, combine="concat"), QuotientRemainderByHand),
+    "deep hash": Case(tb.DeepHash(hashes=256, hidden=256), DeepHashByHand, dense_below=100_000, shares_rows=True),
+    "canonical polyadic": Case(tb.CanonicalPolyadic(rank=16), CanonicalPolyadicByHand, shares_rows=True),
+    "non-linear train": Case(tb.NonlinearTrain(rank=16), NonlinearTrainByHand, shares_rows=True),
+}
+
+
+def layers_of(case: Case, workload: Workload) -> list[nn.Module]:
+    """The layer of the library, then the modules by hand, of the same numbers; each takes the ids of the workload."""
+    torch.manual_seed(0)
+    if not workload.many:
+        (table,) = workload.tables
+        layer = tb.Embedding(table.rows, table.cols, case.format)
+        return [layer, *case.modules(layer)]
+    sizes = {f"C{k}": table.rows for k, table in enumerate(workload.tables)}
+    fields = tb.EmbeddingBagCollection.from_sizes(
+        sizes, workload.tables[0].cols, case.format, dense_below=case.dense_below
+    )
+    by_hand = zip(*(case.modules(table) for table in fields.tables.values()), strict=True)
+    return [fields, *(_SideBySide(list(tables)) for tables in by_hand)]
+
+
+class _SideBySide(nn.Module):
+    def __init__(self, tables: list[nn.Module]) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(tables)
+
+    def forward(self, ids: Tensor) -> Tensor:  # (B, F) -> (B, sum of cols)
+        columns = ids.T.contiguous()
+        return torch.cat([table(column) for table, column in zip(self.tables, columns, strict=True)], 1)
+
+
+def calls(layer: nn.Module, workload: Workload) -> tuple[Call, Call]:
+    """A lookup without gradients, and one with backward."""
+
+    def values() -> Tensor:
+        out = layer(workload.ids)
+        rows: Tensor = out[0] if isinstance(out, tuple) else out  # of a collection, values and their split
+        return rows
+
+    def forward() -> Tensor:
+        with torch.no_grad():
+            return values()
+
+    def both() -> None:
+        layer.zero_grad()
+        values().backward(workload.gradient)
+
+    return forward, both
+
+
+def lines(workload: Workload, rounds: int, names: list[str]) -> Iterator[tuple[str, ...]]:
+    """For each case and pass milliseconds of the library, by hand, and their ratio."""
+    for name in names:
+        layers = layers_of(CASES[name], workload)
+        passes = zip(*(calls(layer, workload) for layer in layers), strict=True)
+        for which, (ours, *theirs) in zip(("forward", "and backward"), passes, strict=True):
+            mine, *by_hand = in_turns([ours, *theirs], rounds)
+            yield name, which, f"{mine:.3f}", f"{min(by_hand):.3f}", f"{mine / min(by_hand):.2f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="1 on a machine that is in use")
+    parser.add_argument("--workload", action="append", choices=NAMES)
+    parser.add_argument("--case", action="append", choices=list(CASES))
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    for name in arguments.workload or NAMES:
+        title = f"{name}: milliseconds, {torch.get_num_threads()} threads; at most {BOUND} times by hand is asked for"
+        shown = Table(title=title)
+        for column in ("format", "pass", "tensorbed", "by hand", "ratio"):
+            shown.add_column(column, justify="left" if column in ("format", "pass") else "right")
+        for line in lines(WORKLOADS[name], arguments.rounds, arguments.case or list(CASES)):
+            shown.add_row(*line)
+        Console(width=100).print(shown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""What bands, hot rows and permuted tables are made of, what they refuse, and how indices are split between parts."""
+
+import pytest
+import torch
+
+import tensorbed as tb
+from tensorbed.backends import native
+from tensorbed.backends.parts import split_by_ends, split_by_places
+from tensorbed.structures.formats import Budget
+
+LR = tb.LowRank(rank=2)
+
+
+def normal(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def test_default_bands_are_the_adaptive_embedding():
+    budget = Budget(267_735, 512)
+    bound = tb.Bands().bind(budget)
+    assert bound.ends == (20_080, 40_160, 200_801, 267_735)
+    assert [part.kind for part in bound.parts] == ["dense", "low_rank", "low_rank", "low_rank"]
+    assert [part.rank for part in bound.parts[1:]] == [128, 32, 8]
+    assert budget.ratio(bound) == pytest.approx(7.4, abs=0.05)
+    for ratio in (8, 20, 100):
+        assert ratio <= budget.ratio(tb.Bands(ratio=ratio).bind(budget)) < 1.2 * ratio
+    assert [part.rows for part in tb.Bands().bind(Budget(1, 8)).parts] == [1]
+
+
+def test_each_band_is_fitted_by_its_own_format():
+    table = normal(50, 12)
+    made = tb.Embedding.from_pretrained(table, tb.Bands(((10, tb.Dense()), (None, LR))))
+    assert torch.equal(made.weight[:10].clone(), table[:10])
+    alone = tb.Embedding.from_pretrained(table[10:], LR)
+    torch.testing.assert_close(made.weight[10:].clone(), alone.weight.clone())
+
+
+@pytest.mark.parametrize(
+    ("bands", "error", "says"),
+    [
+        ((), TypeError, "pairs of an end and a format"),
+        ((tb.Dense(),), TypeError, "band 0 is Dense"),
+        (((5, 8),), TypeError, "the format of band 0 must be a format"),
+        (((0, LR), (None, LR)), ValueError, "the end of band 0=0: must be at least 1"),
+        (((2.5, LR), (None, LR)), TypeError, "the end of band 0 must be an int"),
+        (((5, LR), (5, LR), (None, LR)), ValueError, "band 1 ends at row 5, the one before at 5; ends must ascend"),
+        (((None, LR), (9, LR)), ValueError, "band 0 ends at None"),
+    ],
+)
+def test_bands_that_are_none(bands, error, says):
+    with pytest.raises(error, match=says):
+        tb.Bands(bands)
+
+
+def test_bands_that_do_not_fit_the_table():
+    with pytest.raises(ValueError, match="ends at row 60 and others follow it, but the table has 50 rows"):
+        tb.Embedding(50, 12, tb.Bands(((60, LR), (None, LR))))
+    with pytest.raises(ValueError, match="the last band ends at row 40 of 50; let it end at None"):
+        tb.Embedding(50, 12, tb.Bands(((10, LR), (40, LR))))
+    with pytest.raises(ValueError, match="ratio=3 moves the default bands"):
+        tb.Bands(((None, LR),), ratio=3)
+    with pytest.raises(ValueError, match=r"with bands of 1 dimension .* times smaller, the most it can be"):
+        tb.Embedding(50, 12, tb.Bands(ratio=500))
+
+
+@pytest.mark.parametrize(
+    ("order", "error", "says"),
+    [
+        ("sorted", ValueError, "order='sorted': give a permutation"),
+        ([0, 1, 3], ValueError, "order holds 3; a permutation of 3 rows holds 0 to 2"),
+        ([0, 1, -1], ValueError, "order holds -1"),
+        ([2, 1, 2], ValueError, "order holds 2 more than once"),
+        ([0.0, 1.0], TypeError, "whole numbers, got torch.float32"),
+        ([[0, 1]], TypeError, "shape \\(1, 2\\)"),
+        (object(), TypeError, "a permutation of the rows, got object"),
+    ],
+)
+def test_orders_that_are_none(order, error, says):
+    with pytest.raises(error, match=says):
+        tb.Permuted(LR, order=order)
+
+
+def test_orders_that_do_not_fit():
+    with pytest.raises(ValueError, match="order names 3 rows of 50"):
+        tb.Embedding(50, 12, tb.Permuted(LR, order=[2, 0, 1]))
+    with pytest.raises(ValueError, match='order="clusters" orders the rows of a trained table'):
+        tb.Embedding(50, 12, tb.Permuted(LR))
+    with pytest.raises(TypeError, match="format must be a format"):
+        tb.Permuted(8)
+
+
+def test_a_damaged_order_is_not_loaded(tmp_path):
+    layer = tb.Embedding(50, 12, tb.Permuted(LR, order=torch.randperm(50)))
+    tb.save(layer, tmp_path / "good.safetensors")
+    assert torch.equal(tb.load(tmp_path / "good.safetensors").weight.clone(), layer.weight.clone())
+    layer.places[3] = layer.places[4]
+    tb.save(layer, tmp_path / "bad.safetensors")
+    with pytest.raises(ValueError, match="more than once"):
+        tb.load(tmp_path / "bad.safetensors")
+
+
+def test_a_given_order_is_that_of_the_formats_rows():
+    table, order = normal(50, 12), torch.randperm(50, generator=torch.Generator().manual_seed(1))
+    made = tb.Embedding.from_pretrained(table, tb.Permuted(LR, order=order))
+    alone = tb.Embedding.from_pretrained(table[order], LR)
+    torch.testing.assert_close(made.weight[order].clone(), alone.weight.clone())
+    assert made.structure.bytes(torch.float64) == alone.structure.bytes(torch.float64) + 4 * 50
+
+
+def test_clusters_find_the_order_of_a_train():
+    """A train whose rows were shuffled is fitted nearly as badly as noise; ordered by clusters, better."""
+    table = normal(8, 1, 16).repeat_interleave(32, 0).reshape(256, 16) + 0.1 * normal(256, 16)
+    shuffled = table[torch.randperm(256, generator=torch.Generator().manual_seed(1))]
+    train = tb.TensorTrain(rank=4, shape=((8, 8, 4), (4, 2, 2)))
+    plain, ordered = (tb.Embedding.from_pretrained(shuffled, f).fit_error for f in (train, tb.Permuted(train)))
+    assert ordered < 0.8 * plain
+
+
+@pytest.mark.without_kernels
+@pytest.mark.parametrize("count", [0, 1, 7, 3000])
+def test_indices_are_split_by_part(count):
+    rows, generator = 1000, torch.Generator().manual_seed(0)
+    index = torch.randint(0, rows, (count,), generator=generator)
+    ends = (10, 11, 600, rows)
+    for k, (ids, at) in enumerate(split_by_ends(index, ends)):
+        first = 0 if k == 0 else ends[k - 1]
+        expected = [(i, row - first) for i, row in enumerate(index.tolist()) if first <= row < ends[k]]
+        assert list(zip(at.tolist(), ids.tolist(), strict=True)) == expected
+    places = torch.randperm(rows, generator=generator)[:100].sort().values
+    listed = places.tolist(), [row for row in range(rows) if row not in set(places.tolist())]
+    for members, (ids, at) in zip(listed, split_by_places(index, places, rows), strict=True):
+        expected = [(i, members.index(row)) for i, row in enumerate(index.tolist()) if row in members]
+        assert list(zip(at.tolist(), ids.tolist(), strict=True)) == expected
+
+
+@pytest.mark.skipif(not native.available, reason="is about the kernels")
+def test_the_kernels_split_no_row_that_is_not_there():
+    with pytest.raises(IndexError, match=r"1000 .*1000 rows"):
+        split_by_ends(torch.tensor([3, 1000]), (10, 1000))
+    with pytest.raises(IndexError, match=r"-1 .*1000 rows"):
+        split_by_places(torch.tensor([3, -1]), torch.tensor([5]), 1000)
+    with pytest.raises(ValueError, match="places must be rows"):
+        split_by_places(torch.arange(1000), torch.tensor([5, 2000]), 1000)
+
+
+def test_hot_rows_of_formats_that_are_drawn_are_drawn():
+    layer = tb.Embedding(60, 12, tb.HotRows(hot=tb.Dense(), rest=LR), std=0.5)
+    assert layer.places.tolist() == [0, 1, 2]
+    assert float(layer.weight.square().mean().sqrt()) == pytest.approx(0.5, rel=1e-4)
