@@ -14,6 +14,9 @@ import tensorbed as tb
 from experiments.lab.errors import ExperimentError
 from experiments.lab.settings import Settings, option
 
+# Of weights and tables at birth, as in the original. With a larger one, a table that both ends share would foretell the
+# word that was just read.
+STD = 0.02
 Memory = list[Tensor]  # what each layer has read before: (batch, remembered, dim)
 
 
@@ -24,7 +27,7 @@ class LanguageModelSettings(Settings):
     vocabulary: int = option(33_278, "words at most, <unk> and <eos> among them", least=2)
     dim: int = option(128, "numbers per word", least=2)
     layers: int = option(4, "of the body", least=1)
-    heads: int = option(4, "of each attention, which divide dim", least=1)
+    heads: int = option(4, "of each attention; dim is a multiple of them", least=1)
     inner: int = option(512, "width inside of feed-forward layers", least=1)
     dropout: float = option(0.1, "of what enters and leaves the layers", least=0, below=1)
     tables: int = option(1, "1, which both ends share, or 2; a ratio is one full table's to both", least=1, below=3)
@@ -110,7 +113,8 @@ class RelativeAttention(nn.Module):
         return attended
 
     def by_head(self, numbers: Tensor) -> Tensor:  # (..., length, dim) -> (..., heads, length, dim / heads)
-        return numbers.unflatten(-1, (self.heads, -1)).transpose(-3, -2)
+        parted: Tensor = numbers.unflatten(-1, (self.heads, -1))
+        return parted.transpose(-3, -2)
 
 
 class Layer(nn.Module):
@@ -154,7 +158,7 @@ class TransformerXL(nn.Module):
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
         for module in self.layers.modules():
             if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
+                nn.init.normal_(module.weight, std=STD)
         # The tables come last: whatever they draw, the body has drawn the same numbers before them.
         self.embedding, self.head = tb.embedding_and_head(
             len(words),
@@ -162,9 +166,9 @@ class TransformerXL(nn.Module):
             settings.table_format(len(words), settings.dim),
             tied=settings.tables == 1,
             bias=True,
-            std=settings.std or settings.dim**-0.5,
+            std=settings.std or STD,
         )
-        self.scale = settings.dim**0.5  # the body reads numbers of size 1 where the head scores with small ones
+        self.scale = settings.dim**0.5  # to what is read, not to what scores
 
     def hidden(self, words: Tensor, memory: Memory | None = None) -> tuple[Tensor, Memory]:  # -> (batch, target, dim)
         """The body's output, and what it remembers for the words to come."""
