@@ -334,9 +334,9 @@ def test_a_run_learns_and_tells_sizes_as_the_paper_counts(row, how):
     assert record["ratio"] == pytest.approx(words * chosen.dim / record["table_parameters"])
 
 
-@pytest.mark.parametrize("steps", [1, 5])
-def test_a_killed_run_goes_on_bit_for_bit_with_its_memory(how, tmp_path, monkeypatch, steps):
-    row, left, real = settings(dropout=0.1), [steps], Training.step
+@pytest.mark.parametrize(("steps", "precision"), [(1, "fp32"), (5, "bf16")])
+def test_a_killed_run_goes_on_bit_for_bit_with_its_memory(how, tmp_path, monkeypatch, steps, precision):
+    row, left, real = settings(dropout=0.1, precision=precision), [steps], Training.step
     whole = losses(train(row, how(out=tmp_path / "whole")))
 
     def step(self, batch):
@@ -455,14 +455,22 @@ def test_a_prompt_is_gone_on_with_and_unknown_words_are_told_once(kept):
     assert quiet.stderr == ""
     again = invoke("language-model", "generate", "--checkpoint", kept / "model.pt", "--length", "5")
     assert again.stdout == quiet.stdout
+    invoke(
+        "language-model", "generate", "--checkpoint", kept, "--length", "5", "--top-k", "999"
+    )  # as many as there are
 
 
-def test_a_model_of_another_task_is_refused(kept):
+def test_a_model_of_another_task_and_one_that_is_not_there_yet_are_refused(kept):
     content = torch.load(kept / "model.pt", weights_only=True)
+
+    def refused():
+        torch.save(content, kept / "model.pt")
+        return str(CliRunner().invoke(app, ["language-model", "generate", "--checkpoint", str(kept)]).exception)
+
+    content["best"] = {}
+    assert "has no model yet: a run selects one by its first validation" in refused()
     content["settings"]["task"] = "source_code"
-    torch.save(content, kept / "model.pt")
-    done = CliRunner().invoke(app, ["language-model", "generate", "--checkpoint", str(kept)])
-    assert "is a model of the task source_code, not of language_model" in str(done.exception)
+    assert "is a model of the task source_code, not of language_model" in refused()
 
 
 def test_words_reach_a_terminal_without_control_characters():

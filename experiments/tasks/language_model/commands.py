@@ -11,6 +11,7 @@ import torch
 import typer
 
 from experiments.lab.checkpoints import trained
+from experiments.lab.errors import ExperimentError
 from experiments.lab.files import writable_folder
 from experiments.lab.rows import configured
 from experiments.lab.words import UNKNOWN
@@ -35,6 +36,8 @@ def generate(
 ) -> None:
     """Write words that follow a prompt, as they come."""
     settings, tensors = trained(checkpoint, "language_model", LanguageModelSettings)
+    if not tensors:
+        raise ExperimentError(f"{checkpoint} has no model yet: a run selects one by its first validation.")
     words = words_of(tensors["spelling"])
     model = TransformerXL(settings, words)
     model.load_state_dict(tensors)
@@ -44,7 +47,7 @@ def generate(
         typer.echo(f"not among the {len(words):,} words of the model, read as {UNKNOWN}: {told}", err=True)
     typer.echo(" ".join(printable(words[k]) for k in given), nl=False)
     start = given or [words.index(END)]
-    for k in islice(written(model, start, temperature, top_k, seed), length):
+    for k in islice(written(model, start, temperature, top_k and min(top_k, len(words)), seed), length):
         typer.echo("\n" if words[k] == END else f" {printable(words[k])}", nl=False)
     typer.echo()
 

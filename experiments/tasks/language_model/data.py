@@ -101,7 +101,7 @@ def read_tokens(path: Path, vocabulary: int) -> Corpus:
             f"{vocabulary}: give --vocabulary {told.get('vocabulary')}, or {advice}"
         )
     for split, stream in splits.items():
-        if stream.dtype != torch.int32 or stream.dim() != 1 or not len(stream):
+        if stream.dtype != torch.int32 or stream.dim() != 1 or len(stream) < 2:
             raise ExperimentError(f"{path} is no file of tokens: {split} is no stream of them. {advice}")
         low, high = stream.min().item(), stream.max().item()
         if low < 0 or high >= len(words):
