@@ -187,14 +187,15 @@ def test_the_paper_has_so_many_parameters(row):
     assert len(tables(model)) == chosen.tables
 
 
-@pytest.mark.parametrize("row", ["lr8", "lr40", "tt8", "tt40", "tt40_two"])
+@pytest.mark.parametrize("row", ["lr8", "lr40", "bands8", "tt8", "tt40", "tt40_two", "hashed40"])
 def test_a_ratio_is_that_of_one_full_table_to_both_ends(row):
     chosen = configured(TASK, f"wikitext-2-{row}", {})
     with torch.device("meta"):
         model = TransformerXL(chosen, [""] * chosen.vocabulary)
-    kept = {id(p): p.numel() for end in (model.embedding, model.head) for p in end.params().values()}
-    assert chosen.vocabulary * chosen.dim / sum(kept.values()) == pytest.approx(TASK.ratio(model))
-    assert chosen.ratio <= TASK.ratio(model) < 1.15 * chosen.ratio
+    kept = {id(p): p.nbytes for end in (model.embedding, model.head) for p in end.params().values()}
+    assert 4 * chosen.vocabulary * chosen.dim / sum(kept.values()) == pytest.approx(TASK.ratio(model))
+    asked = float("".join(filter(str.isdigit, row)))
+    assert 0.99 * asked < TASK.ratio(model) < 1.1 * asked
     assert model.head.is_tied is (chosen.tables == 1)
 
 
