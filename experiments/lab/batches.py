@@ -15,6 +15,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from experiments.lab.errors import ExperimentError
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -122,6 +124,17 @@ class Windows:
                     "following": self.lanes[:, at + 1 : at + self.window + 1],
                 }
             )
+
+
+def lanes_of(stream: Tensor, count: int, use: str) -> Tensor:  # (tokens,) -> (count, tokens // count)
+    """Parts of equal length, which are read side by side."""
+    length = len(stream) // count
+    if length < 2:
+        raise ExperimentError(
+            f"the corpus has {len(stream)} tokens for {use}, too few to read in {count} places at once: "
+            "give a larger one" + (f" or a --batch of at most {len(stream) // 2}." if use == "training" else ".")
+        )
+    return stream[: length * count].view(count, length)
 
 
 def evenly(steps: int, validations: int) -> tuple[int, ...]:

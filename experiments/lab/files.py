@@ -6,9 +6,10 @@ import fcntl
 import gzip
 import os
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from experiments.lab.errors import ExperimentError
 
@@ -86,3 +87,22 @@ def write_whole(path: Path, data: bytes | memoryview) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def fetched(path: str, split: str, **options: Any) -> Iterable[dict[str, Any]]:
+    """A split of a public dataset, by the package ``datasets``, which keeps it in its own cache."""
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise ExperimentError(
+            "fetching the public originals needs the package datasets: pip install '.[experiments]', "
+            "or give a folder that holds them with --data."
+        ) from None
+    try:
+        records: Iterable[dict[str, Any]] = load_dataset(path, split=split, **options)
+    except Exception as error:  # of the network, the host, the cache: each package below has its own
+        raise ExperimentError(
+            f"{options.get('data_files', {}).get(split, path)} could not be fetched: {type(error).__name__}: "
+            f"{str(error).splitlines()[0] if str(error) else ''} Give a folder that holds it with --data."
+        ) from error
+    return records

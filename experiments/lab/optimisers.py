@@ -17,7 +17,7 @@ def _novograd(parameters: Iterable[Any], **options: Any) -> torch.optim.Optimize
         from pytorch_optimizer import NovoGrad
     except ImportError:
         raise ExperimentError("optimizer novograd needs pip install pytorch-optimizer.") from None
-    made: torch.optim.Optimizer = NovoGrad(parameters, **options)
+    made: torch.optim.Optimizer = NovoGrad(parameters, betas=(0.95, 0.25), **options)  # those of the paper
     return made
 
 

@@ -113,8 +113,9 @@ class Task(ABC):
 
 
 def tables(model: nn.Module) -> list[Any]:
-    """The layers of the library in a model, each once."""
-    return [module for module in model.modules() if hasattr(module, "structure")]
+    """The layers of the library in a model, each table once: a head may have its embedding's."""
+    layers = [module for module in model.modules() if hasattr(module, "structure")]
+    return [layer for layer in layers if not getattr(layer, "is_tied", False)]
 
 
 def task_folders() -> dict[str, Path]:

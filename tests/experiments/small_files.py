@@ -45,6 +45,14 @@ def imdb(folder: Path, sizes=(60, 20)):
         pack(folder / "imdb" / f"{name}.jsonl.gz", lines)
 
 
+def wikitext(folder: Path, sizes=(60, 20, 20)):
+    """As the original has them: words and signs with spaces around, headings, empty lines."""
+    draw = random.Random(3)
+    for name, size in zip(("train", "valid", "test"), sizes, strict=True):
+        lines = [f" {' '.join(draw.choices(WORDS, k=draw.randint(3, 8)))} " for _ in range(size)]
+        pack(folder / "wikitext-2" / f"{name}.txt.gz", [" ", " = The <unk> = ", *lines])
+
+
 SENTIMENT_ROW = """
 dataset = "sst5"
 row = "tiny"

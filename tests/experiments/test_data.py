@@ -12,7 +12,8 @@ pytest.importorskip("accelerate")
 
 from experiments.lab.batches import Batch, Epochs, Windows, by_length, evenly
 from experiments.lab.errors import ExperimentError
-from experiments.tasks.sentiment.data import choose_words, load, tokenize
+from experiments.lab.words import choose_words
+from experiments.tasks.sentiment.data import load, tokenize
 from experiments.tasks.sentiment.model import SentimentSettings
 from experiments.tasks.sentiment.trees import parse
 
@@ -112,7 +113,8 @@ def test_words_are_cased_by_frequency_in_training_alone(data):
     found = load(SST, data)
     assert found.words[:2] == ("<pad>", "<unk>")
     assert {"It", "it"} <= set(found.words)
-    assert choose_words({"b": 2, "a": 2, "c": 3, "d": 1}, 5) == ("<pad>", "<unk>", "c", "a", "b")
+    counts = {"b": 2, "a": 2, "<unk>": 9, "c": 3, "d": 1}
+    assert choose_words(counts, 5, ("<pad>", "<unk>")) == ("<pad>", "<unk>", "c", "a", "b")
     with gzip.open(data / "sst5" / "test.txt.gz", "wt") as file:
         file.write("(0 (2 unseen) (2 film))\n")
     assert texts(load(SST, data), "test") == [(("<unk>", "film"), 0)]

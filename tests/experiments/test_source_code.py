@@ -23,7 +23,8 @@ from experiments.lab.optimisers import pace
 from experiments.lab.rows import configured, plan
 from experiments.lab.task import find
 from experiments.lab.training import How, Training
-from experiments.tasks.source_code.corpus import UNKNOWN, choose_words, read_corpus, source_files, tokenize
+from experiments.lab.words import UNKNOWN, choose_words
+from experiments.tasks.source_code.corpus import read_corpus, source_files, tokenize
 from experiments.tasks.source_code.demo import run_all, seen, written
 from experiments.tasks.source_code.model import LanguageModel
 from experiments.tasks.source_code.task import Lanes

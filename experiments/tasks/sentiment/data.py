@@ -13,8 +13,9 @@ from typing import Any, TypeVar
 
 from experiments.lab.batches import Batch, by_length
 from experiments.lab.errors import ExperimentError, unknown
-from experiments.lab.files import check_folder, gzip_lines
-from experiments.tasks.sentiment.model import FIRST_WORD, PAD, UNKNOWN, SentimentSettings
+from experiments.lab.files import check_folder, fetched, gzip_lines
+from experiments.lab.words import UNKNOWN, choose_words, numbering, places
+from experiments.tasks.sentiment.model import PAD, SentimentSettings
 from experiments.tasks.sentiment.trees import parse
 
 CLASSES = {"sst5": 5, "imdb": 2}
@@ -53,9 +54,7 @@ def load(settings: SentimentSettings, folder: Path | None) -> Data:
         raise unknown("dataset", settings.dataset, readers)
     check_folder(folder)
     read = readers[settings.dataset](folder, settings.phrases)
-    numbers: defaultdict[str, int] = defaultdict()  # as they appear: millions of equal strings are not kept
-    numbers.default_factory = numbers.__len__
-    counts: Counter[int] = Counter()
+    numbers, counts = numbering(), Counter[int]()
     raw: dict[str, list[tuple[array[int], int]]] = {}
     for split in SPLITS:
         raw[split] = []
@@ -67,10 +66,8 @@ def load(settings: SentimentSettings, folder: Path | None) -> Data:
             if numbered:
                 raw[split].append((numbered[-settings.max_tokens :] if settings.max_tokens else numbered, label))
     names = list(numbers)
-    chosen = choose_words({names[number]: count for number, count in counts.items()}, settings.vocabulary)
-    rank = [UNKNOWN] * len(names)
-    for place, word in enumerate(chosen[FIRST_WORD:], FIRST_WORD):
-        rank[numbers[word]] = place
+    chosen = choose_words({names[k]: count for k, count in counts.items()}, settings.vocabulary, ("<pad>", UNKNOWN))
+    rank = places(names, chosen)
     if empty := [split for split in SPLITS if not raw[split]]:
         raise ExperimentError(f"{settings.dataset}: there are no texts for {', '.join(empty)}; copy the files anew.")
     raw["train"] = spread(raw["train"], settings.train_limit)
@@ -93,12 +90,6 @@ def spread(examples: list[T], limit: int | None) -> list[T]:
     """All, or ``limit`` spread evenly over them: files may be sorted by label."""
     count = len(examples) if limit is None else min(limit, len(examples))
     return [examples[k * len(examples) // count] for k in range(count)]
-
-
-def choose_words(counts: dict[str, int], size: int) -> tuple[str, ...]:
-    """Padding, the unknown word and the most frequent ones, ``size`` in all; equally frequent ones by name."""
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return ("<pad>", "<unk>", *ranked[: max(size - FIRST_WORD, 0)])
 
 
 def sst5(folder: Path | None, phrases: bool) -> dict[str, list[Labelled]]:
@@ -177,22 +168,3 @@ def review(record: Any, where: str) -> Labelled:
 def tokenize(text: str) -> list[str]:
     """Words and signs; line breaks of HTML are spaces."""
     return WORD.findall(text.replace("<br />", " "))
-
-
-def fetched(name: str, split: str, **options: Any) -> Iterable[dict[str, Any]]:
-    """A split of a public dataset, by the package ``datasets``, which keeps it in its own cache."""
-    try:
-        from datasets import load_dataset
-    except ImportError:
-        raise ExperimentError(
-            "fetching the public originals needs the package datasets: pip install '.[experiments]', "
-            "or give a folder that holds them with --data."
-        ) from None
-    try:
-        records: Iterable[dict[str, Any]] = load_dataset(name, split=split, **options)
-    except Exception as error:  # of the network, the host, the cache: each package below has its own
-        raise ExperimentError(
-            f"{options.get('data_files', {}).get(split, name)} could not be fetched: {type(error).__name__}: "
-            f"{str(error).splitlines()[0] if str(error) else ''} Give a folder that holds it with --data."
-        ) from error
-    return records

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import tensorbed as tb
 from experiments.lab.settings import Settings, option
 
-PAD, UNKNOWN, FIRST_WORD = 0, 1, 2
+PAD = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,8 +6,7 @@ import os
 import re
 import sys
 from array import array
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,8 +16,8 @@ from rich.progress import track
 from torch import Tensor
 
 from experiments.lab.errors import ExperimentError
+from experiments.lab.words import choose_words, log_frequencies, numbering, places
 
-UNKNOWN = "<unk>"
 EVERY = 20  # one file in this many is for validation
 
 # Tests and bundled programs are not the library; encodings and pydoc_data hold generated tables and prose.
@@ -50,9 +49,7 @@ class Corpus:
     files: int
 
     def log_frequencies(self) -> Tensor:  # -> (words,)
-        """Log of each word's share of the training tokens; half a sighting keeps absent words finite."""
-        counts = torch.bincount(self.train, minlength=len(self.words)).double() + 0.5
-        return (counts / counts.sum()).log().float()
+        return log_frequencies(self.train, len(self.words))
 
 
 def tokenize(text: str) -> list[str]:
@@ -69,19 +66,10 @@ def source_files(root: Path) -> list[Path]:
     return sorted(found, key=lambda path: path.relative_to(root).parts)
 
 
-def choose_words(counts: Mapping[str, int], size: int) -> tuple[str, ...]:
-    """``<unk>`` and the most frequent words, ``size`` in all; equally frequent ones in their own order."""
-    ranked = sorted(counts, key=lambda word: (-counts[word], word))
-    return (UNKNOWN, *ranked[: size - 1])
-
-
 def read_corpus(root: Path, size: int) -> Corpus:
     """Read, tokenise and split a folder of sources; the words are chosen on the training files only."""
     files = _checked(root)
-    # Tokens are numbered as they appear, so that millions of equal strings are not kept until words are chosen.
-    numbers: defaultdict[str, int] = defaultdict()
-    numbers.default_factory = numbers.__len__
-    streams = []
+    numbers, streams = numbering(), []
     for path in track(files, "reading sources", transient=True, disable=not sys.stdout.isatty()):
         tokens = tokenize(path.read_text(encoding="utf-8", errors="ignore"))
         streams.append(array("q", [numbers[token] for token in tokens]))
@@ -90,8 +78,7 @@ def read_corpus(root: Path, size: int) -> Corpus:
 
     counts = torch.bincount(train, minlength=len(numbers)).tolist()
     words = choose_words({word: counts[number] for word, number in numbers.items() if counts[number]}, size)
-    rank = torch.zeros(len(numbers), dtype=torch.int64)  # 0 is <unk>
-    rank[[numbers[word] for word in words[1:]]] = torch.arange(1, len(words))
+    rank = torch.tensor(places(numbers, words))
     return Corpus(words, rank[train], rank[valid], len(files))
 
 

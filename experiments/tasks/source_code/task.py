@@ -10,8 +10,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from experiments.lab.batches import Batch, Windows, evenly
-from experiments.lab.errors import ExperimentError
+from experiments.lab.batches import Batch, Windows, evenly, lanes_of
 from experiments.lab.metrics import Evaluation, Metric
 from experiments.lab.settings import with_options
 from experiments.lab.task import Task
@@ -33,22 +32,13 @@ class Lanes:
 
     @classmethod
     def of(cls, corpus: Corpus, batch: int) -> Lanes:
-        valid = _cut(corpus.valid, VALIDATION_LANES, "validation")
-        return cls(corpus, _cut(corpus.train, batch, "training"), valid[:, : VALIDATION_TOKENS // VALIDATION_LANES + 1])
+        valid = lanes_of(corpus.valid, VALIDATION_LANES, "validation")
+        train = lanes_of(corpus.train, batch, "training")
+        return cls(corpus, train, valid[:, : VALIDATION_TOKENS // VALIDATION_LANES + 1])
 
     def sizes(self) -> dict[str, list[int]]:
         corpus = self.corpus
         return {"train": [len(corpus.train)], "validation": [len(corpus.valid)], "words": [len(corpus.words)]}
-
-
-def _cut(stream: Tensor, count: int, use: str) -> Tensor:  # (tokens,) -> (count, tokens // count)
-    length = len(stream) // count
-    if length < 2:
-        raise ExperimentError(
-            f"the corpus has {len(stream)} tokens for {use}, too few to read in {count} places at once: "
-            "give a larger one" + (f" or a --batch of at most {len(stream) // 2}." if use == "training" else ".")
-        )
-    return stream[: length * count].view(count, length)
 
 
 class SourceCode(Task):

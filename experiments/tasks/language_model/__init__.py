@@ -1,0 +1,1 @@
+"""Words of Wikipedia by a Transformer-XL, with both ends compressed."""

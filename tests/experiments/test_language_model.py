@@ -1,0 +1,479 @@
+"""Words of Wikipedia: the model against a reading of its formulas, the paper's sizes, data, and what is refused."""
+
+import math
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import small_files as tiny
+import torch
+import torch.distributed as dist
+from laboratory import losses, results, run
+from typer.testing import CliRunner
+
+pytest.importorskip("accelerate")
+
+from experiments.__main__ import app
+from experiments.lab.errors import ExperimentError
+from experiments.lab.files import gzip_lines
+from experiments.lab.rows import configured, row_names
+from experiments.lab.settings import How
+from experiments.lab.task import find, tables
+from experiments.lab.training import Training
+from experiments.lab.training import train as train_task
+from experiments.tasks.language_model.commands import printable, written
+from experiments.tasks.language_model.data import END, NOT_SCORED, Corpus, load, read_tokens, segments, write_tokens
+from experiments.tasks.language_model.model import RelativeAttention, TransformerXL, distance_waves, shifted
+
+TASK = find("language_model")
+WORDS = [f"word{k}" for k in range(30)]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+SIZE = {"vocabulary": 40, "dim": 8, "layers": 2, "heads": 2, "inner": 16, "dropout": 0.0, "batch": 3, "target": 5}
+SIZE |= {"memory": 7, "evaluation_target": 6, "evaluation_memory": 9, "steps": 8, "validations": 2}
+
+
+def settings(row="full", **options):
+    return configured(TASK, f"wikitext-2-{row}", {**SIZE, **options})
+
+
+def model_of(words=WORDS, row="full", **options):
+    """In evaluation, in float64, with biases that are not zero."""
+    torch.manual_seed(0)
+    model = TransformerXL(settings(row, **options), words).double().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture
+def texts(tmp_path):
+    folder = tmp_path / "lm"
+    tiny.wikitext(folder)
+    return folder
+
+
+@pytest.fixture
+def how(texts, tmp_path):
+    return lambda **options: How(**{"data": texts, "out": tmp_path / "out", **options})
+
+
+# Model
+
+
+def naive_attention(attention, hidden, memory, clamp):
+    """The paper's formula, number by number: Dai et al., section 3.3."""
+    context = torch.cat([memory, hidden])
+    dim, heads = hidden.shape[1], attention.heads
+    width = dim // heads
+    out = torch.zeros_like(hidden)
+    key_weight, value_weight = attention.key_value.weight.chunk(2)
+    for head in range(heads):
+        part = slice(head * width, (head + 1) * width)
+        u, v = attention.content_bias[head, 0], attention.distance_bias[head, 0]
+        for i in range(len(hidden)):
+            query, scores, values = attention.query.weight[part] @ hidden[i], [], []
+            for j in range(len(memory) + i + 1):
+                distance = min(len(memory) + i - j, clamp)
+                angles = [distance / 10_000 ** (2 * k / dim) for k in range(dim // 2)]
+                wave = torch.tensor([*map(math.sin, angles), *map(math.cos, angles)], dtype=hidden.dtype)
+                by_content = (query + u) @ (key_weight[part] @ context[j])
+                by_distance = (query + v) @ (attention.distance.weight[part] @ wave)
+                scores.append((by_content + by_distance) / math.sqrt(width))
+                values.append(value_weight[part] @ context[j])
+            out[i, part] = torch.stack(scores).softmax(0) @ torch.stack(values)
+    return out @ attention.out.weight.T
+
+
+@pytest.mark.parametrize(("remembered", "clamp"), [(0, 100), (4, 100), (4, 3)])
+def test_attention_is_the_formula_of_the_paper(remembered, clamp):
+    torch.manual_seed(1)
+    attention = RelativeAttention(8, 2).double()
+    with torch.no_grad():
+        attention.content_bias.normal_()
+        attention.distance_bias.normal_()
+        hidden, memory = torch.randn(2, 5, 8).double(), torch.randn(2, remembered, 8).double()
+        waves = distance_waves(remembered + 5, 8, clamp, hidden)
+        found = attention(hidden, torch.cat([memory, hidden], dim=1), waves)
+        expected = [naive_attention(attention, *pair, clamp) for pair in zip(hidden, memory, strict=True)]
+    torch.testing.assert_close(found, torch.stack(expected), rtol=1e-6, atol=1e-6)  # angles are of 32 bits
+
+
+def test_scores_by_distance_are_moved_to_their_keys():
+    target, keys = 3, 5
+    by_distance = torch.arange(keys - 1, -1, -1).expand(2, target, keys)  # each number is its distance
+    found = shifted(by_distance)
+    for i in range(target):
+        own = keys - target + i
+        assert found[:, i, : own + 1].tolist() == [list(range(own, -1, -1))] * 2
+
+
+@pytest.mark.parametrize("row", ["full", "tt40_two"])
+@pytest.mark.parametrize("clamp", [6, 400])
+def test_chunks_with_memory_have_the_loss_of_one_long_segment(row, clamp):
+    words = torch.randint(len(WORDS), (2, 24))
+    model = model_of(row=row, evaluation_memory=100, clamp=clamp, ratio=None if row == "full" else 2.0)
+    whole, _ = model(words[:, :-1], words[:, 1:])
+    for size in (1, 5, 23):
+        memory, total = None, 0.0
+        for part in range(0, 23, size):
+            end = min(part + size, 23)
+            loss, memory = model(words[:, part:end], words[:, part + 1 : end + 1], memory)
+            total += loss
+        torch.testing.assert_close(total, whole)
+
+
+def test_what_is_beyond_memory_is_forgotten():
+    """With one layer it does not matter what stood there; with memory it does."""
+    model = model_of(layers=1, evaluation_memory=4)
+    one, other = torch.randint(len(WORDS), (2, 1, 6))
+    same = torch.randint(len(WORDS), (1, 4))
+    after = torch.randint(len(WORDS), (1, 3))
+
+    def hidden(*parts):
+        memory = None
+        for part in parts:
+            found, memory = model.hidden(part, memory)
+            assert all(kept.shape[1] <= 4 for kept in memory)
+        return found
+
+    torch.testing.assert_close(hidden(one, same, after), hidden(other, same, after))
+    assert not torch.allclose(hidden(one, after), hidden(other, after))
+
+
+def test_memory_is_as_long_as_training_and_evaluation_say_and_has_no_gradient():
+    model = model_of(memory=7, evaluation_memory=9)
+    for training, length in ((True, 7), (False, 9)):
+        model.train(training)
+        memory = None
+        for _ in range(3):
+            _, memory = model(*torch.randint(len(WORDS), (2, 3, 5)), memory)
+        assert [tuple(kept.shape) for kept in memory] == [(3, length, 8)] * 2
+        assert not any(kept.requires_grad for kept in memory)
+
+
+def test_rows_differ_in_their_tables_alone():
+    def body(row):
+        torch.manual_seed(3)
+        model = TransformerXL(settings(row, **({} if row == "full" else {"ratio": 2.0})), WORDS)
+        return {name: tensor for name, tensor in model.state_dict().items() if name.startswith("layers")}
+
+    expected = body("full")
+    for row in ("lr8", "tt8", "tt40_two"):
+        torch.testing.assert_close(body(row), expected, rtol=0, atol=0)
+
+
+# Millions of parameters and ratios in the paper's table; of LR3 the total is that of rank 64, the ratio of rank 48.
+PAPER = {
+    "full": (192, 1.0),
+    "LR1": (89, 4.0),
+    "LR2": (81, 5.3),
+    "LR3": (72, 8.0),
+    "TT1": (91, 3.8),
+    "TT2": (71, 8.6),
+    "TT3": (64, 15.1),
+}
+
+
+@pytest.mark.parametrize("row", PAPER)
+def test_the_paper_has_so_many_parameters(row):
+    chosen = configured(TASK, f"wikitext-103-{row}", {})
+    with torch.device("meta"):
+        model = TransformerXL(chosen, [""] * chosen.vocabulary)
+    millions, ratio = PAPER[row]
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == millions
+    assert TASK.ratio(model) == pytest.approx(ratio, abs=0.051)
+    assert len(tables(model)) == chosen.tables
+
+
+@pytest.mark.parametrize("row", ["lr8", "lr40", "bands8", "tt8", "tt40", "tt40_two", "hashed40"])
+def test_a_ratio_is_that_of_one_full_table_to_both_ends(row):
+    chosen = configured(TASK, f"wikitext-2-{row}", {})
+    with torch.device("meta"):
+        model = TransformerXL(chosen, [""] * chosen.vocabulary)
+    kept = {id(p): p.nbytes for end in (model.embedding, model.head) for p in end.params().values()}
+    assert 4 * chosen.vocabulary * chosen.dim / sum(kept.values()) == pytest.approx(TASK.ratio(model))
+    asked = float("".join(filter(str.isdigit, row)))
+    assert 0.99 * asked < TASK.ratio(model) < 1.1 * asked
+    assert model.head.is_tied is (chosen.tables == 1)
+
+
+def test_every_row_can_be_made():
+    for row in row_names(TASK):
+        TASK.check_tables(configured(TASK, row, {}))
+
+
+def test_sizes_that_do_not_fit_are_refused():
+    for options in ({"dim": 9, "heads": 3}, {"dim": 8, "heads": 3}):
+        with pytest.raises(ExperimentError, match=r"dim=.: it must be even and a multiple of heads=3"):
+            settings(**options)
+    with pytest.raises(ExperimentError, match="tables=3: it must be at least 1 and below 3"):
+        settings(tables=3)
+
+
+# Data
+
+
+def test_lines_are_words_with_their_end_and_words_are_by_frequency(texts):
+    tiny.pack(texts / "wikitext-2" / "train.txt.gz", [" ", " = b a = ", " b <unk> b a ", " c "])
+    tiny.pack(texts / "wikitext-2" / "test.txt.gz", [" a new b ", " "])
+    corpus = load(settings(), texts)
+    assert corpus.words == ("<unk>", END, "b", "=", "a", "c")
+    train = [corpus.words[k] for k in corpus.splits["train"]]
+    assert train == f"{END} = b a = {END} b <unk> b a {END} c {END}".split()
+    assert [corpus.words[k] for k in corpus.splits["test"]] == f"a <unk> b {END} {END}".split()
+    assert load(settings(vocabulary=3), texts).words == ("<unk>", END, "b")
+    assert [len(stream) for stream in load(settings(tokens=4), texts).splits.values()] == [4, 4, 4]
+
+
+def test_the_originals_are_fetched_by_datasets_and_read_as_files_are(texts, monkeypatch):
+    asked = []
+
+    def load_dataset(path, split, name):
+        asked.append((path, split, name))
+        file = {"validation": "valid"}.get(split, split)
+        return [{"text": line} for _, line in gzip_lines(texts / "wikitext-2" / f"{file}.txt.gz")]
+
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    ours, fetched = load(settings(), texts), load(settings(), None)
+    assert ours.sizes() == fetched.sizes()
+    assert all(torch.equal(fetched.splits[split], ours.splits[split]) for split in ours.splits)
+    assert asked[1] == ("Salesforce/wikitext", "validation", "wikitext-2-v1")
+
+
+def test_a_file_of_tokens_is_mapped_and_read_as_texts_are(texts, tmp_path):
+    invoke("language-model", "prepare", "--data", texts, "--to", tmp_path / "made", "--vocabulary", "12")
+    ours, mapped = (load(settings(vocabulary=12), folder) for folder in (texts, tmp_path / "made"))
+    assert mapped.words == ours.words
+    assert mapped.sizes() == ours.sizes()
+    assert all(torch.equal(mapped.splits[split], ours.splits[split]) for split in ours.splits)
+    if sys.platform == "linux":
+        begin, end = mapping_of(tmp_path / "made" / "wikitext-2.safetensors")
+        assert all(begin <= stream.data_ptr() < end for stream in mapped.splits.values())
+
+
+def mapping_of(path):
+    """Where a file lies in memory."""
+    (line,) = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
+    return [int(address, 16) for address in line.split()[0].split("-")]
+
+
+def test_tokens_of_another_vocabulary_are_refused(texts, tmp_path):
+    corpus, path = load(settings(vocabulary=12), texts), tmp_path / "wikitext-2.safetensors"
+    write_tokens(corpus, path, 12)
+    with pytest.raises(
+        ExperimentError, match=r"of another vocabulary, of 12 words .* this run has 40: give --voc.* 12"
+    ):
+        load(settings(), tmp_path)
+    write_tokens(Corpus(corpus.words[:5], corpus.splits), path, 12)
+    with pytest.raises(ExperimentError, match=r"of another vocabulary: train has the word 11, and there are 5 words"):
+        read_tokens(path, 12)
+    write_tokens(Corpus(corpus.words, {**corpus.splits, "test": torch.zeros(3)}), path, 12)
+    with pytest.raises(
+        ExperimentError, match=r"no file of tokens: test is no stream of them. .* prepare makes it anew"
+    ):
+        read_tokens(path, 12)
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ExperimentError, match=r"is no file of tokens: .* prepare makes it anew"):
+        read_tokens(path, 12)
+
+
+@pytest.mark.parametrize("lines", [[], [" ", " "]])
+def test_an_empty_file_is_refused(texts, lines):
+    tiny.pack(texts / "wikitext-2" / "valid.txt.gz", lines)
+    with pytest.raises(ExperimentError, match=r"valid.txt.gz is empty: there are no words in it"):
+        load(settings(), texts)
+
+
+def test_another_dataset_and_missing_folders_are_refused(texts):
+    with pytest.raises(ExperimentError, match="there is no such folder"):
+        load(settings(), texts / "nowhere")
+    with pytest.raises(ExperimentError, match=r"wikitext-103.train.txt.gz does not exist"):
+        load(configured(TASK, "wikitext-103-full", {}), texts)
+
+
+@pytest.mark.parametrize(("tokens", "lanes", "target"), [(30, 4, 3), (29, 4, 100), (3, 4, 2), (33, 1, 7)])
+def test_every_token_but_the_first_is_foretold_once_from_the_one_before(tokens, lanes, target):
+    pairs = []
+    for batch in segments(torch.arange(tokens), lanes, target):
+        assert batch["words"].shape[1] <= target
+        seen = batch["following"] != NOT_SCORED
+        pairs += zip(batch["words"][seen].tolist(), batch["following"][seen].tolist(), strict=True)
+    assert sorted(pairs) == [(k, k + 1) for k in range(tokens - 1)]
+
+
+# Training
+
+
+def train(row, how):
+    return train_task(TASK, row, how)
+
+
+def test_evaluation_is_the_mean_over_all_tokens_with_memory(texts, how):
+    """One lane and a memory that reaches everything: the loss of the whole stream at once."""
+    row = settings(evaluation_batch=1, evaluation_memory=1000)
+    trainer = Training(TASK, row, how(), TASK.load(row, texts))
+    stream = trainer.data.splits["test"][None]
+    with torch.no_grad():
+        whole, _ = trainer.plain.eval()(stream[:, :-1], stream[:, 1:])
+    expected = whole.item() / (stream.numel() - 1)
+    found = trainer.evaluate("test")
+    assert found["loss"] == pytest.approx(expected, rel=1e-5)
+    assert found["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+
+
+@pytest.mark.parametrize("row", ["full", "tt40_two", "lr8"])
+def test_a_run_learns_and_tells_sizes_as_the_paper_counts(row, how):
+    for name in ("train", "valid", "test"):
+        tiny.pack(how().data / "wikitext-2" / f"{name}.txt.gz", [" ".join(tiny.WORDS)] * 40)  # one after the other
+    known = {"evaluation_target": 5, "evaluation_memory": 7}  # as far as training reaches
+    chosen = settings(row, steps=100, lr=0.02, ratio=None if row == "full" else 2.0, **known)
+    record = train(chosen, how())
+    assert record["test_perplexity"] < len(tiny.WORDS) / 2
+    words = len(TASK.load(chosen, how().data).words)
+    assert record["ratio"] == pytest.approx(words * chosen.dim / record["table_parameters"])
+
+
+@pytest.mark.parametrize(("steps", "precision"), [(1, "fp32"), (5, "bf16")])
+def test_a_killed_run_goes_on_bit_for_bit_with_its_memory(how, tmp_path, monkeypatch, steps, precision):
+    row, left, real = settings(dropout=0.1, precision=precision), [steps], Training.step
+    whole = losses(train(row, how(out=tmp_path / "whole")))
+
+    def step(self, batch):
+        if not left[0]:
+            raise KeyError
+        left[0] -= 1
+        return real(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "step", step)
+        with pytest.raises(KeyError):
+            train(row, how(checkpoint_steps=1))
+    assert losses(train(row, how(resume=True))) == whole
+
+
+def test_gradients_of_pieces_are_those_of_the_batch_with_memory(how):
+    row = settings()
+
+    def gradients(pieces):
+        trainer = Training(TASK, row, how(accumulate=pieces), TASK.load(row, how().data))
+        batches = trainer.source.batches(0)
+        trainer.gradients(next(batches))
+        trainer.plain.zero_grad()
+        return trainer.gradients(next(batches)), [p.grad for p in trainer.plain.parameters()]
+
+    torch.testing.assert_close(gradients(2), gradients(1), rtol=1e-5, atol=1e-6)
+
+
+def test_weights_of_the_body_decay_and_nothing_else(how):
+    row = settings("tt40", ratio=2.0, weight_decay=0.1)
+    model = TASK.model(row, TASK.load(row, how().data))
+    groups = list(TASK.parameters(row, model))
+    names = {id(p): name for name, p in model.named_parameters()}
+    decaying = {names[id(p)] for p in groups[0]["params"]}
+    assert decaying == {
+        name for name in names.values() if "layers." in name and "bias" not in name and "norm" not in name
+    }
+    assert {names[id(p)] for p in groups[1]["params"]} == set(names.values()) - decaying
+    assert groups[1]["weight_decay"] == 0.0
+
+
+def test_novograd_has_the_betas_of_the_paper(monkeypatch):
+    from experiments.lab.optimisers import OPTIMIZERS
+
+    class NovoGrad(torch.optim.Adam):
+        pass
+
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer", types.SimpleNamespace(NovoGrad=NovoGrad))
+    made = OPTIMIZERS["novograd"]([torch.nn.Parameter(torch.zeros(2))], lr=0.025, weight_decay=1e-4)
+    assert made.defaults["betas"] == (0.95, 0.25)
+
+
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this build of torch has no gloo")
+@pytest.mark.parametrize("more", [(), ("--fsdp", "--accumulate", "2")], ids=["ddp", "fsdp"])
+def test_two_processes_train_one_table_for_both_ends_as_one_does(texts, how, tmp_path, more):
+    named = {"dataset": "wikitext-2", "row": "tiny", "format": "tt", "ratio": 2.0}
+    config = tiny.row(tmp_path / "row.toml", "", **{**SIZE, **named, "batch": 4})
+    one = train(configured(TASK, str(config), {}), how())
+    places = ("--data", texts, "--out", tmp_path / "two", "--results", tmp_path / "two")
+    code, _, told = run("language-model", "--config", config, *places, *more, before=TORCHRUN)
+    assert code == 0, told
+    (two,) = results(tmp_path / "two", "language_model.jsonl")
+    assert (two["processes"], two["total_parameters"]) == (2, one["total_parameters"])
+    assert two["test_loss"] == pytest.approx(one["test_loss"], rel=1e-4)
+    for mine, theirs in zip(one["epochs"], two["epochs"], strict=True):
+        for name in ("train_loss", "val_loss", "gradient_norm"):
+            assert theirs[name] == pytest.approx(mine[name], rel=1e-3)
+
+
+# Generation
+
+
+@pytest.fixture
+def kept(how):
+    """A trained model in its folder."""
+    row = settings(evaluation_memory=50)
+    train(row, how(keep_model=True))
+    return how().out / "language_model" / f"wikitext-2-{row.row}-0"
+
+
+def invoke(*arguments, code=0):
+    done = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert done.exit_code == code, done.exception
+    return done
+
+
+@pytest.mark.parametrize("row", ["full", "tt40"])
+def test_words_are_those_of_a_model_that_reads_all_again_without_memory(row):
+    model = model_of(row=row, evaluation_memory=100, ratio=None if row == "full" else 2.0)
+    given = [3, 1, 4]
+    for _ in range(8):
+        hidden, _ = model.hidden(torch.tensor([given]))
+        given.append(int(model.head(hidden)[0, -1].argmax()))
+    words = written(model, [3, 1, 4], temperature=0)
+    assert [next(words) for _ in range(8)] == given[3:]
+
+
+def test_words_are_drawn_by_the_seed_among_the_likeliest():
+    model = model_of()
+
+    def drawn(**options):
+        words = written(model, [3], **options)
+        return [next(words) for _ in range(12)]
+
+    assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
+    assert drawn(top_k=1, seed=1) == drawn(temperature=0)
+
+
+def test_a_prompt_is_gone_on_with_and_unknown_words_are_told_once(kept):
+    told = invoke(
+        "language-model", "generate", "--checkpoint", kept, "--prompt", "the xyzzy film xyzzy", "--length", "5"
+    )
+    assert told.stderr.strip().endswith("words of the model, read as <unk>: xyzzy")
+    assert told.stdout.startswith("the <unk> film <unk>")
+    quiet = invoke("language-model", "generate", "--checkpoint", kept, "--length", "5")
+    assert quiet.stderr == ""
+    again = invoke("language-model", "generate", "--checkpoint", kept / "model.pt", "--length", "5")
+    assert again.stdout == quiet.stdout
+    invoke(
+        "language-model", "generate", "--checkpoint", kept, "--length", "5", "--top-k", "999"
+    )  # as many as there are
+
+
+def test_a_model_of_another_task_and_one_that_is_not_there_yet_are_refused(kept):
+    content = torch.load(kept / "model.pt", weights_only=True)
+
+    def refused():
+        torch.save(content, kept / "model.pt")
+        return str(CliRunner().invoke(app, ["language-model", "generate", "--checkpoint", str(kept)]).exception)
+
+    content["best"] = {}
+    assert "has no model yet: a run selects one by its first validation" in refused()
+    content["settings"]["task"] = "source_code"
+    assert "is a model of the task source_code, not of language_model" in refused()
+
+
+def test_words_reach_a_terminal_without_control_characters():
+    assert printable("caf\u00e9") == "caf\u00e9"
+    assert printable("\x1b[2J") == "'\\x1b[2J'"
