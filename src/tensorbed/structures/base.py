@@ -53,7 +53,6 @@ class Structure(ABC):
     row_tensor: ClassVar[str | None] = None  # whose rows are those of :meth:`block`, or have at least their gradients
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
     making: ClassVar[type | None] = None  # of what :meth:`made_of` returns
-    composed: ClassVar[bool] = False  # whether it has ``rows_by_parts``: eager rows that are not by :meth:`take`
     takes_half: ClassVar[bool] = False  # whether take, full and block are given half precision, and round it once
 
     rows: int
@@ -117,6 +116,10 @@ class Structure(ABC):
     def rows_of(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """:meth:`take` in the tensors' own dtype."""
         return rounded(self.take(self.widened(p), index), p)
+
+    def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        """The same where nothing records a graph: kernels may compute them, and second derivatives need not exist."""
+        return self.rows_of(p, index)
 
     def table_of(self, p: Params) -> Tensor:  # -> (rows, cols)
         """:meth:`full` in the tensors' own dtype."""

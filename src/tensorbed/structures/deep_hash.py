@@ -41,8 +41,6 @@ class DeepHashMatrix(Structure):
         - bias_0, ...: ``(hidden,)`` of each but the last
     """
 
-    composed = True
-
     hashes: int
     hidden: int
     layers: int
@@ -80,7 +78,7 @@ class DeepHashMatrix(Structure):
         made = [hashed(constants, part, self.rows, _VALUES).to(dtype).mul_(2 / (_VALUES - 1)).sub_(1) for part in parts]
         return made[0] if len(made) == 1 else torch.cat(made)
 
-    def rows_by_parts(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+    def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """Each row once, however often it is asked for."""
         unique, inverse = torch.unique(index, return_inverse=True)
         if unique.shape[0] == index.shape[0]:

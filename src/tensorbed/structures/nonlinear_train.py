@@ -36,7 +36,6 @@ class NonlinearTrainMatrix(CoresMatrix):
     """
 
     closed = False
-    composed = True
     fits_exactly = False
 
     activation: str
@@ -62,7 +61,7 @@ class NonlinearTrainMatrix(CoresMatrix):
             left = self._activated(torch.bmm(left, self._slices(p, k).index_select(0, digit[k])), k)
         return torch.bmm(left, self._slices(p, last).index_select(0, digit[last])).reshape(index.shape[0], self.cols)
 
-    def rows_by_parts(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+    def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """As :meth:`take`, each left product once for all rows that begin so, and products by the kernels."""
         if index.shape[0] == 0:
             return self.rows_of(p, index)

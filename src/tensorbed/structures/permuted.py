@@ -14,7 +14,7 @@ from tensorbed.backends.parts import Located
 from tensorbed.decompose.clusters import clustered
 from tensorbed.structures.base import Params, Structure, TensorSpec
 from tensorbed.structures.formats import Budget, Fit, Format, Use, require_format
-from tensorbed.structures.parts import ComposedMatrix, described, fit_part, joined
+from tensorbed.structures.parts import ComposedMatrix, constants_of_parts, described, fit_part, joined
 from tensorbed.structures.registry import register, text_of
 
 CLUSTERS = "clusters"
@@ -124,6 +124,14 @@ class Permuted(Format):
     def __hash__(self) -> int:
         return hash((self.format, self.order if isinstance(self.order, str) else self.order.shape[0]))
 
+    @property
+    def can_fit(self) -> bool:
+        return self.format.can_fit
+
+    @property
+    def weighs_use(self) -> bool:
+        return self.format.weighs_use
+
     def bind(self, budget: Budget) -> PermutedMatrix:
         text = text_of(self.format.bind(self._budget(budget)))
         return PermutedMatrix(budget.rows, budget.cols, text)
@@ -140,7 +148,8 @@ class Permuted(Format):
                 f'order="{CLUSTERS}" orders the rows of a trained table; fit one with from_pretrained, or give order= '
                 f"a permutation of {structure.rows} rows."
             )
-        return {"places": _inverse(self.order.long()).int()}
+        assert isinstance(structure, PermutedMatrix)
+        return {"places": _inverse(self.order.long()).int(), **constants_of_parts(structure, [self.format])}
 
     def sample(self, table: Tensor, structure: Structure) -> tuple[Tensor, Format]:
         assert isinstance(structure, PermutedMatrix)

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from tensorbed.nn import Embedding, Head
 from tensorbed.structures import Format, Params, Structure
 from tensorbed.structures.formats import Budget, RankedFormat
+from tensorbed.structures.parts import ComposedMatrix
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ smooth = those(lambda s: not hasattr(s.structure, "packed"))  # differences of v
 
 def keeps_rows(structure: Structure) -> bool:
     """Whether rows of a table, or of a part of it, are there as they are, and only read."""
-    parts: Sequence[Structure] = getattr(structure, "parts", ()) if structure.composed else ()
+    parts: Sequence[Structure] = structure.parts if isinstance(structure, ComposedMatrix) else ()
     return structure.row_multiply_adds == 0 or any(map(keeps_rows, parts))
 
 
