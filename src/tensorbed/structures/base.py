@@ -184,10 +184,11 @@ class Structure(ABC):
         """How scores of all rows, ``x @ table.T``, can be computed; the loss and the head choose by cost."""
         return [self.by_rows(self.rows * (self.row_multiply_adds or self.cols))]
 
-    def by_rows(self, making: int) -> Scoring:
-        """Rows made block by block; ``making`` is how many multiply-adds that takes for all of them."""
+    def by_rows(self, making: int, besides: int = 0) -> Scoring:
+        """Rows made block by block: by how many multiply-adds, and how many numbers written besides them, in all."""
         numbers = self.rows * self.cols
-        return Scoring("rows", Cost(multiply_adds=numbers, making=making, made=numbers), partial(RowScores, self))
+        cost = Cost(multiply_adds=numbers, making=making, made=numbers + besides)
+        return Scoring("rows", cost, partial(RowScores, self))
 
     def turned(self, p: Params, x: Tensor) -> Tensor:  # (n, cols) -> (n, k)
         """Vectors as :meth:`block` meets them, differentiable: of a table ``A @ B``, ``x @ B.T`` once for all rows."""

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.checks import require_number, require_positive
 from tensorbed.dispatch import World, world_of
 from tensorbed.structures.base import Params, Structure, TensorSpec, mean_square, rounded, scale_to_std
@@ -97,6 +98,11 @@ class DeepHashMatrix(Structure):
     @property
     def row_multiply_adds(self) -> int:
         return sum(spec.numel for spec in self.tensors() if spec.name.startswith("layer"))
+
+    def scorings(self) -> list[Scoring]:
+        """By rows: a block is as high as its hashes and hidden layers allow, which are wider than rows."""
+        besides = self.hashes + self.layers * self.hidden
+        return [self.by_rows(self.rows * self.row_multiply_adds, self.rows * besides)]
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         draw_constants(p["constants"], generator)
