@@ -73,7 +73,7 @@ SAMPLES = {
         ),
     ],
     "permuted": [
-        Sample(Permuted(TensorTrain(rank=2), order=[(7 * row + 3) % 60 for row in range(60)]), 60, 6),
+        Sample(Permuted(TensorTrain(rank=4), order=[(7 * row + 3) % 60 for row in range(60)]), 60, 12),
         Sample(Permuted(QuantizedRows(bits=4)), 1999, 48),
     ],
     "straight_through": [

@@ -70,7 +70,7 @@ def test_calibrating_other_models(tmp_path, name):
 def test_what_calibrating_refuses(made, tmp_path):
     out = tmp_path / "x"
     said = refused("compress", made / "llama", out, "--format", "tt", "--calibrate", made / "texts.txt", code=2)
-    assert "--calibrate is for int8, int4, hot, lr, pq and auto" in said
+    assert "--calibrate is for lr, bands, int8, int4, hot, pq and auto" in said
     (tmp_path / "empty.txt").touch()
     assert "there is no text" in refused("compress", made / "llama", out, "--calibrate", tmp_path / "empty.txt")
     save_tokenizer(make_llama(tmp_path / "wide"), [f"word{number}" for number in range(400)])

@@ -159,7 +159,7 @@ smooth = those(lambda s: not hasattr(s.structure, "packed"))  # differences of v
 
 def keeps_rows(structure: Structure) -> bool:
     """Whether rows of a table, or of a part of it, are there as they are, and only read."""
-    parts: Sequence[Structure] = structure.parts if isinstance(structure, ComposedMatrix) else ()
+    parts = structure.parts if isinstance(structure, ComposedMatrix) else ()
     return structure.row_multiply_adds == 0 or any(map(keeps_rows, parts))
 
 
