@@ -87,6 +87,8 @@ def test_orders_that_do_not_fit():
         tb.Embedding(50, 12, tb.Permuted(LR))
     with pytest.raises(TypeError, match="format must be a format"):
         tb.Permuted(8)
+    with pytest.raises(ValueError, match=r"4294967296 rows cannot be permuted: .* int32"):
+        tb.Permuted(tb.TensorTrain(rank=2)).bind(Budget(2**32, 8))
 
 
 def test_a_damaged_order_is_not_loaded(tmp_path):

@@ -54,7 +54,7 @@ class CanonicalPolyadicMatrix(Structure):
         require_positive(self.rank, "rank")
         sizes = zip(self.row_factors, self.col_factors, strict=True)
         specs = tuple(TensorSpec(f"factor_{k}", (i, j, self.rank)) for k, (i, j) in enumerate(sizes))
-        cut = min(range(1, len(specs)), key=lambda cut: through_factors.merged_numbers(self.halves(cut)))
+        cut = min(range(1, len(specs)), key=lambda cut: self.halves(cut).numel)
         self.hold(specs=specs, cut=cut)
 
     def tensors(self) -> tuple[TensorSpec, ...]:

@@ -18,6 +18,7 @@ from tensorbed.structures.parts import ComposedMatrix, constants_of_parts, descr
 from tensorbed.structures.registry import register, text_of
 
 CLUSTERS = "clusters"
+_MOST = 2**31  # rows that int32 can tell apart
 
 
 @register("permuted")
@@ -36,6 +37,10 @@ class PermutedMatrix(ComposedMatrix):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.rows > _MOST:
+            raise ValueError(
+                f"a table of {self.rows} rows cannot be permuted: its order is kept in int32, {_MOST} rows."
+            )
         self.compose({"part": self.part_text}, TensorSpec("places", (self.rows,), torch.int32, trainable=False))
 
     def check_values(self, p: Params) -> None:
@@ -50,7 +55,8 @@ class PermutedMatrix(ComposedMatrix):
         yield torch.ones_like(index, dtype=torch.bool), p["places"].index_select(0, index).long()
 
     def located(self, p: Params, index: Tensor) -> list[Located]:  # (n,)
-        return [Located(p["places"].index_select(0, index).long(), index)]
+        everywhere = torch.arange(index.shape[0], device=index.device)
+        return [Located(p["places"].index_select(0, index).long(), everywhere)]
 
     def scored_rows(self, own: Sequence[Tensor]) -> Tensor:  # -> (rows,)
         return _inverse(own[0].long())
