@@ -6,6 +6,7 @@ import torch
 import tensorbed as tb
 from tensorbed.backends import native
 from tensorbed.backends.parts import split_by_ends, split_by_places
+from tensorbed.compress.resizing import resized
 from tensorbed.structures.formats import Budget, Use
 
 LR = tb.LowRank(rank=2)
@@ -219,3 +220,10 @@ def test_compositions_of_what_cannot_be_fitted_cannot_be():
 def test_codes_are_not_drawn_however_they_are_held():
     with pytest.raises(ValueError, match="cannot be drawn at random"):
         tb.Embedding(60, 12, tb.StraightThrough(tb.QuantizedRows()))
+
+
+def test_a_resized_order_outlives_another_draw():
+    layer = resized(tb.Embedding(60, 12, tb.Permuted(LR, order=ORDER)), 70)
+    before = layer.places.clone()
+    layer.reset_parameters()
+    assert torch.equal(layer.places, before)
