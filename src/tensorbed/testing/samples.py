@@ -19,7 +19,6 @@ from torch.utils._pytree import tree_leaves
 from tensorbed.nn import Embedding, Head
 from tensorbed.structures import Format, Params, Structure
 from tensorbed.structures.formats import Budget, RankedFormat
-from tensorbed.structures.parts import ComposedMatrix
 
 
 @dataclass(frozen=True)
@@ -159,8 +158,8 @@ smooth = those(lambda s: not hasattr(s.structure, "packed"))  # differences of v
 
 def keeps_rows(structure: Structure) -> bool:
     """Whether rows of a table, or of a part of it, are there as they are, and only read."""
-    parts = structure.parts if isinstance(structure, ComposedMatrix) else ()
-    return structure.row_multiply_adds == 0 or any(map(keeps_rows, parts))
+    parts = getattr(structure, "parts", ())
+    return structure.row_multiply_adds == 0 or (isinstance(parts, tuple) and any(map(keeps_rows, parts)))
 
 
 class Draw:
