@@ -60,6 +60,17 @@ SAMPLES = {
     "bands": [
         Sample(Bands(((9, Dense()), (30, LowRank(rank=2)), (None, TensorTrain(rank=2)))), 60, 6),
         Sample(Bands(), 1999, 48),
+        # Compositions in a composition, in an order of their own.
+        Sample(
+            Bands(
+                (
+                    (20, Permuted(LowRank(rank=2), order=[(7 * row + 3) % 20 for row in range(20)])),
+                    (None, HotRows(share=0.4, hot=Dense(), rest=LowRank(rank=1))),
+                )
+            ),
+            60,
+            6,
+        ),
     ],
     "permuted": [
         Sample(Permuted(TensorTrain(rank=4), order=[(7 * row + 3) % 60 for row in range(60)]), 60, 12),

@@ -45,6 +45,30 @@ def test_formats(format, tied, tmp_path):
     assert (getattr(embedding, first) is getattr(head, first)) is tied
 
 
+DRAWN = [
+    tb.Bands(),
+    tb.CanonicalPolyadic(rank=6),
+    tb.DeepHash(hashes=16, hidden=8),
+    tb.Hashed(buckets=40, hashes=2, signed=True),
+    tb.NonlinearTrain(rank=6),
+    tb.Permuted(
+        tb.HotRows(hot=tb.Dense(), rest=tb.LowRank(rank=4)), order=[(7 * row + 3) % ROWS for row in range(ROWS)]
+    ),
+    tb.QuotientRemainder(),
+    tb.StraightThrough(tb.TensorTrain(rank=6)),
+]
+
+
+@pytest.mark.parametrize("format", DRAWN, ids=str)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_formats_that_are_drawn(format, tied, tmp_path):
+    model = dense("llama", tied)
+    tb.compress_(model, format, min_rows=ROWS, fit=False)
+    again = reloaded(model, tmp_path)
+    assert again.get_input_embeddings().structure == model.get_input_embeddings().structure
+    assert torch.equal(logits(again), logits(model))
+
+
 def test_tied_heads_are_drawn_as_their_table_is(tmp_path):
     """Compressed, loaded again, and put beside a model that was saved without a head."""
     model = compressed("llama", "low_rank")

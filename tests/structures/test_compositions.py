@@ -6,7 +6,8 @@ import torch
 import tensorbed as tb
 from tensorbed.backends import native
 from tensorbed.backends.parts import split_by_ends, split_by_places
-from tensorbed.structures.formats import Budget
+from tensorbed.compress.resizing import resized
+from tensorbed.structures.formats import Budget, Use
 
 LR = tb.LowRank(rank=2)
 
@@ -87,6 +88,8 @@ def test_orders_that_do_not_fit():
         tb.Embedding(50, 12, tb.Permuted(LR))
     with pytest.raises(TypeError, match="format must be a format"):
         tb.Permuted(8)
+    with pytest.raises(ValueError, match=r"4294967296 rows cannot be permuted: .* int32"):
+        tb.Permuted(tb.TensorTrain(rank=2)).bind(Budget(2**32, 8))
 
 
 def test_a_damaged_order_is_not_loaded(tmp_path):
@@ -147,3 +150,80 @@ def test_hot_rows_of_formats_that_are_drawn_are_drawn():
     layer = tb.Embedding(60, 12, tb.HotRows(hot=tb.Dense(), rest=LR), std=0.5)
     assert layer.places.tolist() == [0, 1, 2]
     assert float(layer.weight.square().mean().sqrt()) == pytest.approx(0.5, rel=1e-4)
+
+
+ORDER = [(7 * row + 3) % 60 for row in range(60)]
+NESTED = [
+    tb.Permuted(tb.Permuted(LR, order=ORDER), order=ORDER[::-1]),
+    tb.Permuted(tb.HotRows(hot=tb.Dense(), rest=LR), order=ORDER),
+    tb.HotRows(share=0.5, hot=tb.Permuted(LR, order=[2, 0, 1, *range(3, 30)]), rest=LR),
+    tb.StraightThrough(tb.Permuted(LR, order=ORDER)),
+    tb.Bands(((30, tb.HotRows(hot=tb.Dense(), rest=LR)), (None, LR))),
+]
+
+
+@pytest.mark.parametrize("format", NESTED, ids=str)
+def test_compositions_of_compositions_are_drawn_and_scored(format):
+    head = tb.Head(12, 60, format, dtype=torch.float64, std=0.5)
+    assert float(head.weight.square().mean().sqrt()) == pytest.approx(0.5, rel=1e-2)
+    h = normal(7, 12)
+    logits = h @ head.weight.clone().T
+    torch.testing.assert_close(head(h), logits)
+    torch.testing.assert_close(head.topk(h, 5).indices, logits.topk(5).indices)
+    target = torch.arange(7) * 8
+    torch.testing.assert_close(head.loss(h, target), torch.nn.functional.cross_entropy(logits, target))
+
+
+def test_hot_rows_in_bands_are_scored_as_they_were_fitted():
+    """Their places are by use, so that the rows of one band are scored in another order than the table's."""
+    table, counts = normal(60, 12), torch.arange(60)
+    format = tb.Bands(((40, tb.HotRows(share=0.5, hot=tb.Dense(), rest=LR)), (None, LR)))
+    found = format.fit_to_use(table, Budget(60, 12, torch.float64), Use(counts))
+    places = found.params["band_0_places"]
+    assert places.tolist() == list(range(20, 40))
+    h, full = normal(5, 12), found.structure.full(found.params)
+    way = found.structure.scorings()[0].open([found.params[s.name] for s in found.structure.tensors()], h.dtype, False)
+    made = torch.empty(60, 5, dtype=h.dtype)
+    vectors = way.vectors(h, grad=False)
+    for start, stop in way.blocks(60):
+        way.open(start, stop)
+        out = torch.empty(stop - start, 5, dtype=h.dtype)
+        way.write(vectors, out)
+        made[way.order[start:stop]] = out
+        way.close()
+    torch.testing.assert_close(made, full @ h.T)
+
+
+@pytest.mark.parametrize("rows", [20_000, 1_000_000])
+def test_narrow_bands_are_sampled(rows):
+    """However few of some thousand rows are theirs."""
+    bands = tb.Bands(((2000, tb.Dense()), (2050, LR), (rows - 2, tb.LowRank(ratio=2)), (rows - 1, LR), (None, LR)))
+    structure = bands.bind(Budget(rows, 4))
+    some, format = bands.sample(torch.zeros(rows, 4), structure)
+    assert some.shape[0] == 8192
+    assert [part.kind for part in format.bind(Budget(8192, 4)).parts] == [part.kind for part in structure.parts]
+
+
+def test_compositions_of_what_cannot_be_fitted_cannot_be():
+    none = tb.NonlinearTrain(rank=2)
+    for format in (
+        tb.Bands(((9, LR), (None, none))),
+        tb.Permuted(none),
+        tb.HotRows(hot=none),
+        tb.StraightThrough(none),
+    ):
+        with pytest.raises(ValueError, match="cannot be fitted to a table"):
+            tb.compress_(torch.nn.ModuleDict({"words": torch.nn.Embedding(2000, 8)}), format)
+        assert not format.can_fit
+
+
+def test_codes_are_not_drawn_however_they_are_held():
+    with pytest.raises(ValueError, match="cannot be drawn at random"):
+        tb.Embedding(60, 12, tb.StraightThrough(tb.QuantizedRows()))
+
+
+def test_a_resized_order_outlives_another_draw():
+    layer = resized(tb.Embedding(60, 12, tb.Permuted(LR, order=ORDER)), 70)
+    before = layer.places.clone()
+    layer.reset_parameters()
+    assert torch.equal(layer.places, before)

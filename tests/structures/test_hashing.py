@@ -9,6 +9,7 @@ from tensorbed.fitting import fit_table
 from tensorbed.functional import lookup
 from tensorbed.structures.deep_hash import DeepHashMatrix
 from tensorbed.structures.hashed import HashedMatrix
+from tensorbed.testing import largest_allocation
 
 PRIME = 2**31 - 1
 
@@ -177,3 +178,12 @@ def test_deep_hashes_cannot_be_fitted_and_are_drawn_instead():
             ask()
     tb.compress_(model, format, fit=False)
     assert model["words"].structure.kind == "deep_hash"
+
+
+def test_heads_of_deep_hashes_hold_no_more_than_a_part_of_the_table():
+    """Though the hashes of a row are sixteen times as many as its columns."""
+    head = tb.Head(32, 30_000, tb.DeepHash(hashes=512, hidden=16))
+    h, target = torch.randn(64, 32), torch.arange(64)
+    with largest_allocation() as most:
+        head.loss(h, target).backward()
+    assert most() <= 30_000 * 32 // 2

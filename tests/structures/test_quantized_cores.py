@@ -42,7 +42,7 @@ def test_what_is_read_has_as_many_values_as_the_bits_allow(format):
     layer = tb.Embedding(ROWS, COLS, format)
     structure, params = layer.structure, {name: tensor.detach() for name, tensor in layer.params().items()}
     for name, read in structure.read(params, torch.float32).items():
-        part = structure.parts[name]
+        part = structure.stored[name]
         flat = read.reshape(part.rows, part.cols)
         assert max(len(row.unique()) for row in flat[:, : part.group]) <= 2**format.bits
         given = params[name].reshape(flat.shape)

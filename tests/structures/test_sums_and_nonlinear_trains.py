@@ -83,3 +83,10 @@ def test_refusals():
             tb.Embedding(1000, 24, format(ratio=10_000))
     with pytest.raises(ValueError, match=r"NonlinearTrain\(rank=2\) cannot be fitted to a table"):
         tb.Embedding.from_pretrained(torch.randn(100, 8), tb.NonlinearTrain(rank=2))
+
+
+def test_a_draw_of_which_an_activation_lets_nothing_pass_is_drawn_again():
+    for seed in range(20):
+        torch.manual_seed(seed)
+        layer = tb.Embedding(9, 1, tb.NonlinearTrain(rank=1, order=2), std=0.5)
+        assert float(layer.weight.detach().square().mean().sqrt()) == pytest.approx(0.5, rel=1e-4)

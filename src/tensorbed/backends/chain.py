@@ -51,6 +51,11 @@ class Chain:
         """Stored shape of core ``k`` (from 0): ``(I_k, R_{k-1}, J_k, R_k)``."""
         return (self.row_factors[k], self.ranks[k], self.col_factors[k], self.ranks[k + 1])
 
+    @property
+    def numel(self) -> int:
+        """Numbers of all cores."""
+        return sum(prod(self.core_shape(k)) for k in range(self.order))
+
     def width(self, k: int) -> int:
         """Rows of the left product that core ``k`` (from 1) multiplies: the joint, except at the last core."""
         made = prod(self.col_factors[:k])

@@ -24,6 +24,7 @@ def resized(layer: Layer, rows: int) -> Layer:
     hooks = [value for key, value in vars(layer).items() if key.endswith("_hooks")]
     made = copy.deepcopy(layer, {id(kept): kept for kept in (*layer.parameters(), *layer.buffers(), *hooks)})
     made.structure, made.fit_error = structure, None
+    made._constants = {}  # they were those of the old size, and stand in the tensors
     setattr(made, made._size_names[0], rows)
     if isinstance(layer, Head) and layer.bias is not None:
         tensors["bias"] = with_rows(layer.bias, rows, layer.bias.mean(0, keepdim=True))

@@ -17,7 +17,7 @@ from tensorbed.structures.base import Params, Structure
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.formats import Budget, Fit, Format, Use, largest, require_format, some_rows, written
 from tensorbed.structures.low_rank import LowRank
-from tensorbed.structures.parts import ComposedMatrix, fit_part, joined
+from tensorbed.structures.parts import ComposedMatrix, constants_of_parts, fit_part, joined
 from tensorbed.structures.registry import register, text_of
 
 _SHARES = (0.075, 0.15, 0.75, 1.0)  # of the rows, where the default bands end
@@ -107,6 +107,14 @@ class Bands(Format):
 
     __repr__ = written
 
+    @property
+    def can_fit(self) -> bool:
+        return self.bands is None or all(format.can_fit for _, format in self.bands)
+
+    @property
+    def weighs_use(self) -> bool:
+        return self.bands is None or any(format.weighs_use for _, format in self.bands)
+
     def bind(self, budget: Budget) -> BandsMatrix:
         if self.bands is not None:
             return self._bound(budget, self._in(budget))
@@ -114,6 +122,10 @@ class Bands(Format):
         if self.ratio is None:
             return widths(budget.cols)
         return largest(self, range(1, budget.cols + 1), widths, budget, self.ratio, "with bands of 1 dimension")
+
+    def constants(self, structure: Structure) -> dict[str, Tensor]:
+        assert isinstance(structure, BandsMatrix)
+        return constants_of_parts(structure, self._formats(structure))
 
     def _of_width(self, budget: Budget, width: int) -> BandsMatrix:
         return self._bound(budget, _default_bands(budget, width))
@@ -123,7 +135,7 @@ class Bands(Format):
         if self.bands is None:
             # What bind settled, as formats.
             bound = self.bind(budget)
-            return [(end, _format_of(part)) for part, end in zip(bound.parts, bound.ends, strict=True)]
+            return list(zip(bound.ends, self._formats(bound), strict=True))
         rows, last = budget.rows, self.bands[-1][0]
         for end, _ in self.bands[:-1]:
             if end >= rows:
@@ -134,6 +146,12 @@ class Bands(Format):
         if last not in (None, rows):
             raise ValueError(f"the last band ends at row {last} of {rows}; let it end at None, the end of the table.")
         return [(rows if end is None else end, format) for end, format in self.bands]
+
+    def _formats(self, structure: BandsMatrix) -> list[Format]:
+        """Those of the bands of a table that was bound."""
+        if self.bands is None:
+            return [_format_of(part) for part in structure.parts]
+        return [format for _, format in self.bands]
 
     @staticmethod
     def _budgets(budget: Budget, bands: Sequence[tuple[int, Format]]) -> list[Budget]:
@@ -146,14 +164,13 @@ class Bands(Format):
         return _matrix(budget.rows, budget.cols, *(text_of(format.bind(own)) for (_, format), own in pairs))
 
     def sample(self, table: Tensor, structure: Structure) -> tuple[Tensor, Format]:
-        """As many rows of each band in a thousand, in the format that it has in the whole table."""
+        """The same share of the rows of each band, in the format that it has in the whole table."""
         assert isinstance(structure, BandsMatrix)
         some = some_rows(table, self.sample_rows)
         if some.shape[0] == table.shape[0]:
             return table, self
-        formats = [f for _, f in self._in(Budget(structure.rows, structure.cols))]
-        ends = [max(k + 1, end * some.shape[0] // structure.rows) for k, end in enumerate(structure.ends)]
-        bands = zip([*ends[:-1], None], formats, structure.parts, strict=True)
+        ends = [*_ends_among(some.shape[0], structure.ends)[:-1], None]
+        bands = zip(ends, self._formats(structure), structure.parts, strict=True)
         return some, Bands(tuple((end, format.sized_as(part)) for end, format, part in bands))
 
     def fit(self, table: Tensor, budget: Budget) -> Fit:
@@ -167,6 +184,15 @@ class Bands(Format):
         for (end, format), own in zip(bands, self._budgets(budget, bands), strict=True):
             fits.append(fit_part(format, table, slice(end - own.rows, end), own, use))
         return joined(partial(_matrix, budget.rows, budget.cols), [], fits)
+
+
+def _ends_among(some: int, ends: Sequence[int]) -> list[int]:
+    """Where bands end among some rows that are spread over the whole table; each band has one at least."""
+    found: list[int] = []
+    for k, end in enumerate(ends):
+        least, most = (found[-1] if found else 0) + 1, some - (len(ends) - 1 - k)
+        found.append(min(max(least, end * some // ends[-1]), most))
+    return found
 
 
 def _default_bands(budget: Budget, width: int) -> list[tuple[int, Format]]:

@@ -53,7 +53,6 @@ class Structure(ABC):
     row_tensor: ClassVar[str | None] = None  # whose rows are those of :meth:`block`, or have at least their gradients
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
     making: ClassVar[type | None] = None  # of what :meth:`made_of` returns
-    composed: ClassVar[bool] = False  # whether it has ``rows_by_parts``: eager rows that are not by :meth:`take`
     takes_half: ClassVar[bool] = False  # whether take, full and block are given half precision, and round it once
 
     rows: int
@@ -118,6 +117,10 @@ class Structure(ABC):
         """:meth:`take` in the tensors' own dtype."""
         return rounded(self.take(self.widened(p), index), p)
 
+    def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        """The same where nothing records a graph: kernels may compute them, and second derivatives need not exist."""
+        return self.rows_of(p, index)
+
     def table_of(self, p: Params) -> Tensor:  # -> (rows, cols)
         """:meth:`full` in the tensors' own dtype."""
         return rounded(self.full(self.widened(p)), p)
@@ -181,10 +184,11 @@ class Structure(ABC):
         """How scores of all rows, ``x @ table.T``, can be computed; the loss and the head choose by cost."""
         return [self.by_rows(self.rows * (self.row_multiply_adds or self.cols))]
 
-    def by_rows(self, making: int) -> Scoring:
-        """Rows made block by block; ``making`` is how many multiply-adds that takes for all of them."""
+    def by_rows(self, making: int, besides: int = 0) -> Scoring:
+        """Rows made block by block: by how many multiply-adds, and how many numbers written besides them, in all."""
         numbers = self.rows * self.cols
-        return Scoring("rows", Cost(multiply_adds=numbers, making=making, made=numbers), partial(RowScores, self))
+        cost = Cost(multiply_adds=numbers, making=making, made=numbers + besides)
+        return Scoring("rows", cost, partial(RowScores, self))
 
     def turned(self, p: Params, x: Tensor) -> Tensor:  # (n, cols) -> (n, k)
         """Vectors as :meth:`block` meets them, differentiable: of a table ``A @ B``, ``x @ B.T`` once for all rows."""

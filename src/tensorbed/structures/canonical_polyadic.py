@@ -40,7 +40,6 @@ class CanonicalPolyadicMatrix(Structure):
         - factor_k: ``(I_k, J_k, R)``
     """
 
-    composed = True
     fits_exactly = False  # alternating least squares may end elsewhere
 
     row_factors: tuple[int, ...]
@@ -55,7 +54,7 @@ class CanonicalPolyadicMatrix(Structure):
         require_positive(self.rank, "rank")
         sizes = zip(self.row_factors, self.col_factors, strict=True)
         specs = tuple(TensorSpec(f"factor_{k}", (i, j, self.rank)) for k, (i, j) in enumerate(sizes))
-        cut = min(range(1, len(specs)), key=lambda cut: through_factors.merged_numbers(self.halves(cut)))
+        cut = min(range(1, len(specs)), key=lambda cut: self.halves(cut).numel)
         self.hold(specs=specs, cut=cut)
 
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -78,7 +77,7 @@ class CanonicalPolyadicMatrix(Structure):
         left, right = _multiplied(first, at_first), _multiplied(last, at_last)
         return torch.bmm(left, right.transpose(1, 2)).reshape(index.shape[0], self.cols)
 
-    def rows_by_parts(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+    def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """As :meth:`take`, each half once for all rows that have it, and their products by the kernels."""
         if index.shape[0] == 0:
             return self.rows_of(p, index)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.checks import require_number, require_positive
 from tensorbed.dispatch import World, world_of
 from tensorbed.structures.base import Params, Structure, TensorSpec, mean_square, rounded, scale_to_std
@@ -40,8 +41,6 @@ class DeepHashMatrix(Structure):
         - layer_0: ``(hashes, hidden)``, further ones ``(hidden, hidden)``, the last ``(hidden, cols)``
         - bias_0, ...: ``(hidden,)`` of each but the last
     """
-
-    composed = True
 
     hashes: int
     hidden: int
@@ -80,7 +79,7 @@ class DeepHashMatrix(Structure):
         made = [hashed(constants, part, self.rows, _VALUES).to(dtype).mul_(2 / (_VALUES - 1)).sub_(1) for part in parts]
         return made[0] if len(made) == 1 else torch.cat(made)
 
-    def rows_by_parts(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+    def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """Each row once, however often it is asked for."""
         unique, inverse = torch.unique(index, return_inverse=True)
         if unique.shape[0] == index.shape[0]:
@@ -100,6 +99,11 @@ class DeepHashMatrix(Structure):
     def row_multiply_adds(self) -> int:
         return sum(spec.numel for spec in self.tensors() if spec.name.startswith("layer"))
 
+    def scorings(self) -> list[Scoring]:
+        """By rows: a block is as high as its hashes and hidden layers allow, which are wider than rows."""
+        besides = self.hashes + self.layers * self.hidden
+        return [self.by_rows(self.rows * self.row_multiply_adds, self.rows * besides)]
+
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         draw_constants(p["constants"], generator)
         for k in range(self.layers + 1):
@@ -107,7 +111,7 @@ class DeepHashMatrix(Structure):
         for k in range(self.layers):
             p[f"bias_{k}"].normal_(std=p[f"layer_{k}"].shape[0] ** -0.5, generator=generator)
         last = p[f"layer_{self.layers}"]
-        if self.hidden > 1:  # what all rows have in common is nothing to tell them by
+        if self.hidden > 1 and self.rows > 1:  # what all rows have in common is nothing to tell them by
             some = torch.randint(self.rows, (_CENTRED,), device=last.device, generator=generator)
             mean = self._last_hidden(p, some).mean(0)
             last -= torch.outer(mean, mean @ last) / mean.square().sum()

@@ -39,7 +39,6 @@ class HashedMatrix(Structure):
     """
 
     fits_exactly = False  # a fit has hashes of its own
-    composed = True
 
     buckets: int
     hashes: int = 1
@@ -74,7 +73,7 @@ class HashedMatrix(Structure):
     def rows_of(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         return _summed(*self._widened_rows(p, index)).to(p["table"].dtype)
 
-    def rows_by_parts(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+    def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """By torch's bag kernel, which writes sums alone and has no second derivative."""
         table, places, signs = self._widened_rows(p, index)
         if places.shape[1] == 1 and signs is None:

@@ -33,8 +33,8 @@ def hashed(constants: Tensor, index: Tensor, rows: int, buckets: int) -> Tensor:
 
     .. math:: h(i) = (a\,(i \bmod 2^{31}) + b \lfloor i / 2^{31} \rfloor + c) \bmod (2^{31} - 1) \bmod \text{buckets}
 
-    Every product is below ``2**62``. Division and remainder stand for shifts and masks, which ONNX has for unsigned
-    numbers alone.
+    No product reaches ``2**63``, nor does one and the constant added to it. Division and remainder stand for shifts and
+    masks, which ONNX has for unsigned numbers alone.
     """
     a, b, c = constants.unbind(1)
     index = index[:, None]

@@ -15,7 +15,7 @@ from tensorbed.checks import require_number
 from tensorbed.dispatch import World, world_of
 from tensorbed.structures.base import Params, Structure, TensorSpec
 from tensorbed.structures.formats import Budget, Fit, Format, Spelling, Use, require_format
-from tensorbed.structures.parts import ComposedMatrix, fit_part, joined
+from tensorbed.structures.parts import ComposedMatrix, constants_of_parts, fit_part, joined
 from tensorbed.structures.quantized_rows import QuantizedRows
 from tensorbed.structures.registry import read, register, text_of
 
@@ -112,6 +112,10 @@ class HotRows(Format):
         # Frequent words make most of the scores that matter; the others bear coarser rows.
         return self.hot.suits_heads and isinstance(self.rest, QuantizedRows)
 
+    @property
+    def can_fit(self) -> bool:
+        return self.hot.can_fit and self.rest.can_fit
+
     @classmethod
     def spellings(cls) -> dict[str, Spelling]:
         return {"hot": Spelling(cls(), "the rows used most in 8 bits, others in 4, for language models")}
@@ -127,7 +131,9 @@ class HotRows(Format):
 
     def constants(self, structure: Structure) -> dict[str, Tensor]:
         """Of a table that is drawn the first rows are hot."""
-        return {"places": torch.arange(structure.tensors()[0].numel)}
+        assert isinstance(structure, HotRowsMatrix)
+        hot, _ = structure.parts
+        return {"places": torch.arange(hot.rows), **constants_of_parts(structure, (self.hot, self.rest))}
 
     def _budgets(self, budget: Budget) -> tuple[Budget, Budget]:
         if budget.rows < 2:

@@ -14,7 +14,7 @@ from torch import Tensor
 from tensorbed.backends.pairs import kernels_of_pairs, pair_products, unique_numbers
 from tensorbed.backends.torch import find_prefixes
 from tensorbed.indexing import digits
-from tensorbed.structures.base import Params, mean_square, rounded
+from tensorbed.structures.base import Params, mean_square, rounded, scale_to_std
 from tensorbed.structures.chain import CoresMatrix, FactorsFormat
 from tensorbed.structures.explanation import Explanation
 from tensorbed.structures.formats import Budget
@@ -36,7 +36,6 @@ class NonlinearTrainMatrix(CoresMatrix):
     """
 
     closed = False
-    composed = True
     fits_exactly = False
 
     activation: str
@@ -62,7 +61,7 @@ class NonlinearTrainMatrix(CoresMatrix):
             left = self._activated(torch.bmm(left, self._slices(p, k).index_select(0, digit[k])), k)
         return torch.bmm(left, self._slices(p, last).index_select(0, digit[last])).reshape(index.shape[0], self.cols)
 
-    def rows_by_parts(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+    def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """As :meth:`take`, each left product once for all rows that begin so, and products by the kernels."""
         if index.shape[0] == 0:
             return self.rows_of(p, index)
@@ -94,9 +93,12 @@ class NonlinearTrainMatrix(CoresMatrix):
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         """Draw cores that keep the size of left products, then scale the last by the deviation that was measured."""
-        for k, spec in enumerate(self.specs):
-            p[spec.name].normal_(std=self.ranks[k] ** -0.5, generator=generator)
-        p[self.specs[-1].name].mul_(std / mean_square(self, p, generator).sqrt())
+        squares = torch.zeros(())
+        while squares == 0:  # of few small cores an activation may let nothing pass
+            for k, spec in enumerate(self.specs):
+                p[spec.name].normal_(std=self.ranks[k] ** -0.5, generator=generator)
+            squares = mean_square(self, p, generator)
+        scale_to_std({"last": p[self.specs[-1].name]}, squares, 1, std)
 
     def describe(self) -> str:
         return f"{super().describe()}, {self.activation}"

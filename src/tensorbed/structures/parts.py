@@ -30,7 +30,6 @@ class ComposedMatrix(Structure):
         - first the tensors that say where rows are, then those of each part, their names after the part's
     """
 
-    composed = True
     noun: ClassVar[str] = "rows"  # what the text calls the rows of its parts
 
     parts: tuple[Structure, ...] = field(init=False, repr=False, compare=False)
@@ -85,7 +84,7 @@ class ComposedMatrix(Structure):
         assert rows is not None
         return rows
 
-    def rows_by_parts(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+    def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """By the kernels of the parts, each into its own rows of one output."""
         dtype = next(tensor.dtype for tensor in p.values() if tensor.is_floating_point())
         # Before all that is smaller: allocators then have the memory of the last batch's rows for it, and no new pages.
@@ -174,6 +173,12 @@ def described(part: Structure) -> str:
 def fit_part(format: Format, table: Tensor, rows: Tensor | slice, budget: Budget, use: Use) -> Fit:
     """Some rows of a table by a format, weighed by their own use."""
     return fitted(format, table[rows], budget, Use(None if use.counts is None else use.counts[rows], use.moment))
+
+
+def constants_of_parts(structure: ComposedMatrix, formats: Iterable[Format]) -> dict[str, Tensor]:
+    """What the formats of its parts give a table that is drawn, by the names that the tensors have in it."""
+    parts = zip(formats, structure.parts, structure.names, strict=True)
+    return {names[name]: tensor for format, part, names in parts for name, tensor in format.constants(part).items()}
 
 
 def joined(made: Callable[..., ComposedMatrix], own: Sequence[Tensor], fits: Sequence[Fit]) -> Fit:

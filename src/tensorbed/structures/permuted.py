@@ -14,10 +14,11 @@ from tensorbed.backends.parts import Located
 from tensorbed.decompose.clusters import clustered
 from tensorbed.structures.base import Params, Structure, TensorSpec
 from tensorbed.structures.formats import Budget, Fit, Format, Use, require_format
-from tensorbed.structures.parts import ComposedMatrix, described, fit_part, joined
+from tensorbed.structures.parts import ComposedMatrix, constants_of_parts, described, fit_part, joined
 from tensorbed.structures.registry import register, text_of
 
 CLUSTERS = "clusters"
+_MOST = 2**31  # rows that int32 can tell apart
 
 
 @register("permuted")
@@ -36,6 +37,10 @@ class PermutedMatrix(ComposedMatrix):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.rows > _MOST:
+            raise ValueError(
+                f"a table of {self.rows} rows cannot be permuted: its order is kept in int32, {_MOST} rows."
+            )
         self.compose({"part": self.part_text}, TensorSpec("places", (self.rows,), torch.int32, trainable=False))
 
     def check_values(self, p: Params) -> None:
@@ -50,7 +55,8 @@ class PermutedMatrix(ComposedMatrix):
         yield torch.ones_like(index, dtype=torch.bool), p["places"].index_select(0, index).long()
 
     def located(self, p: Params, index: Tensor) -> list[Located]:  # (n,)
-        return [Located(p["places"].index_select(0, index).long(), index)]
+        everywhere = torch.arange(index.shape[0], device=index.device)
+        return [Located(p["places"].index_select(0, index).long(), everywhere)]
 
     def scored_rows(self, own: Sequence[Tensor]) -> Tensor:  # -> (rows,)
         return _inverse(own[0].long())
@@ -124,6 +130,14 @@ class Permuted(Format):
     def __hash__(self) -> int:
         return hash((self.format, self.order if isinstance(self.order, str) else self.order.shape[0]))
 
+    @property
+    def can_fit(self) -> bool:
+        return self.format.can_fit
+
+    @property
+    def weighs_use(self) -> bool:
+        return self.format.weighs_use
+
     def bind(self, budget: Budget) -> PermutedMatrix:
         text = text_of(self.format.bind(self._budget(budget)))
         return PermutedMatrix(budget.rows, budget.cols, text)
@@ -140,7 +154,8 @@ class Permuted(Format):
                 f'order="{CLUSTERS}" orders the rows of a trained table; fit one with from_pretrained, or give order= '
                 f"a permutation of {structure.rows} rows."
             )
-        return {"places": _inverse(self.order.long()).int()}
+        assert isinstance(structure, PermutedMatrix)
+        return {"places": _inverse(self.order.long()).int(), **constants_of_parts(structure, [self.format])}
 
     def sample(self, table: Tensor, structure: Structure) -> tuple[Tensor, Format]:
         assert isinstance(structure, PermutedMatrix)

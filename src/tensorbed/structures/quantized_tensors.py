@@ -26,7 +26,6 @@ class ReadTensorsMatrix(Structure):
     is read by the rows that are asked for, others whole.
     """
 
-    composed = True
     fits_exactly = False
     takes_half = True  # scales are read as they are stored
 
@@ -34,7 +33,7 @@ class ReadTensorsMatrix(Structure):
     bits: int
     group: int  # numbers of a tensor's row that share a step, 0 for the whole row
     inner: Structure = field(init=False, repr=False, compare=False)
-    parts: dict[str, QuantizedRowsMatrix] = field(init=False, repr=False, compare=False)
+    stored: dict[str, QuantizedRowsMatrix] = field(init=False, repr=False, compare=False)  # tensors as tables, by name
     specs: tuple[TensorSpec, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -42,11 +41,11 @@ class ReadTensorsMatrix(Structure):
         inner = read(self.inner_text)
         if (inner.rows, inner.cols) != (self.rows, self.cols):
             raise ValueError(f"{inner.rows} x {inner.cols} tensors are no table of {self.rows} x {self.cols}.")
-        parts = {spec.name: self._part(spec) for spec in inner.tensors() if spec.trainable}
-        self.hold(inner=inner, parts=parts)
+        stored = {spec.name: self._stored(spec) for spec in inner.tensors() if spec.trainable}
+        self.hold(inner=inner, stored=stored)
         self.hold(specs=tuple(kept for spec in inner.tensors() for kept in self.kept(spec)))
 
-    def _part(self, spec: TensorSpec) -> QuantizedRowsMatrix:
+    def _stored(self, spec: TensorSpec) -> QuantizedRowsMatrix:
         height = spec.shape[0] if len(spec.shape) > 1 else 1
         width = spec.numel // height
         return QuantizedRowsMatrix(height, width, self.bits, min(self.group or width, width))
@@ -66,7 +65,7 @@ class ReadTensorsMatrix(Structure):
         """The structure's tensors, of the one that is indexed by row all of them or those of ``index`` ``(n,)``."""
         found = {}
         for spec in self.inner.tensors():
-            if spec.name not in self.parts:
+            if spec.name not in self.stored:
                 found[spec.name] = p[spec.name]
                 continue
             rows = index if spec.name == self.inner.row_tensor else None
@@ -77,14 +76,14 @@ class ReadTensorsMatrix(Structure):
     @property
     def _by_row(self) -> bool:
         """Whether there is a tensor that is read by rows."""
-        return self.inner.row_tensor in self.parts
+        return self.inner.row_tensor in self.stored
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         read = self.read(p, working_dtype(*p.values()), index)
         place = torch.arange(index.shape[0], device=index.device) if self._by_row else index
         return self.inner.take(read, place)
 
-    def rows_by_parts(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+    def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """By the structure's own kernels."""
         if index.shape[0] == 0:
             return self.rows_of(p, index)
@@ -110,7 +109,7 @@ class ReadTensorsMatrix(Structure):
     def scorings(self) -> list[Scoring]:
         """At a cost that codes and floats have in common: the same way is taken for both."""
         return read_first.scorings(
-            self, self.inner.scorings(), sum(part.rows * part.cols for part in self.parts.values())
+            self, self.inner.scorings(), sum(table.rows * table.cols for table in self.stored.values())
         )
 
     @property
@@ -148,11 +147,11 @@ class QuantizedTensorsMatrix(ReadTensorsMatrix):
     can_initialise = False
 
     def kept(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
-        part = self.parts.get(spec.name)
-        return (spec,) if part is None else tuple(replace(s, name=f"{spec.name}_{s.name}") for s in part.tensors())
+        table = self.stored.get(spec.name)
+        return (spec,) if table is None else tuple(replace(s, name=f"{spec.name}_{s.name}") for s in table.tensors())
 
     def read_tensor(self, p: Params, name: str, index: Tensor | None, dtype: torch.dtype) -> Tensor:
-        part = self.parts[name]
-        own = {spec.name: p[f"{name}_{spec.name}"] for spec in part.tensors()}
+        table = self.stored[name]
+        own = {spec.name: p[f"{name}_{spec.name}"] for spec in table.tensors()}
         own["scale"] = own["scale"].to(dtype)
-        return part.full(own) if index is None else part.take(own, index)
+        return table.full(own) if index is None else table.take(own, index)

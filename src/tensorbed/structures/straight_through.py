@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -142,8 +143,9 @@ class StraightThroughTensorsMatrix(ReadTensorsMatrix):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        parts = self.parts.items()
-        self.hold(roundings={name: StraightThroughMatrix(p.rows, p.cols, p.bits, p.group) for name, p in parts})
+        tables = self.stored.items()
+        roundings = {name: StraightThroughMatrix(t.rows, t.cols, t.bits, t.group) for name, t in tables}
+        self.hold(roundings=roundings, can_initialise=self.inner.can_initialise)
 
     def kept(self, spec: TensorSpec) -> tuple[TensorSpec, ...]:
         return (spec,)
@@ -169,7 +171,7 @@ class StraightThroughTensorsMatrix(ReadTensorsMatrix):
     def packed(self, p: Params) -> tuple[Structure, Params]:
         """What is stored once training is over, of equal rows: codes, steps and scales of each tensor as it is."""
         stored = QuantizedTensorsMatrix(self.rows, self.cols, self.inner_text, self.bits, self.group)
-        found = {name: tensor for name, tensor in p.items() if name not in self.parts}
+        found = {name: tensor for name, tensor in p.items() if name not in self.stored}
         for name, rounding in self.roundings.items():
             table = p[name].reshape(rounding.rows, rounding.cols)
             found |= {f"{name}_{kept}": tensor for kept, tensor in rounding.packed({"table": table})[1].items()}
@@ -224,6 +226,10 @@ class StraightThrough(Format):
             return StraightThroughMatrix(stored.rows, stored.cols, stored.bits, stored.group)
         group = self.group or (0 if self.bits == 8 else 32)
         return StraightThroughTensorsMatrix(budget.rows, budget.cols, text_of(inner), self.bits, group)
+
+    def constants(self, structure: Structure) -> Mapping[str, Tensor]:
+        inner = getattr(structure, "inner", None)
+        return {} if inner is None else self.format.constants(inner)
 
     def sized_as(self, structure: Structure) -> StraightThrough:
         inner = getattr(structure, "inner", None)

@@ -158,9 +158,8 @@ smooth = those(lambda s: not hasattr(s.structure, "packed"))  # differences of v
 
 def keeps_rows(structure: Structure) -> bool:
     """Whether rows of a table, or of a part of it, are there as they are, and only read."""
-    parts = getattr(structure, "parts", None)
-    made_of_others = isinstance(parts, tuple)  # others call the number of their parts so
-    return structure.row_multiply_adds == 0 or (made_of_others and any(map(keeps_rows, parts)))
+    parts = getattr(structure, "parts", ())
+    return structure.row_multiply_adds == 0 or (isinstance(parts, tuple) and any(map(keeps_rows, parts)))
 
 
 class Draw:

@@ -134,7 +134,8 @@ class _Counting:
 
     def __init__(self, task: Task, scoring: Scoring) -> None:
         self.task, self.scoring, self.each = task, scoring, scoring.cost
-        self.rows, self.cols = task.structure.rows, task.structure.cols
+        self.rows = task.structure.rows
+        self.row = max(task.structure.cols, self.each.made // self.rows)  # numbers that making one row writes
 
     def tiled(self, passes: str) -> Tiling:
         """All vectors by some rows, if they are not too many for that."""
@@ -177,7 +178,7 @@ class _Counting:
         task, group, step = self.task, max(1, group), self.each.step
         largest = int(task.largest / self._left(1))
         if self.each.made:
-            most = max(_FEWEST, min(_ROWS, task.numbers // 8, task.largest) // self.cols)
+            most = max(_FEWEST, min(_ROWS, task.numbers // 8, task.largest) // self.row)
             most = min(most, -(-self.rows // 4), max(_FEWEST, largest // group))
         else:
             cached = max(int(_TILE / self._left(1)) // group, 512)
@@ -186,7 +187,7 @@ class _Counting:
 
     def _fixed(self, height: int) -> int:
         """Numbers held whatever the group: a block of rows, its gradient and what they come from, or merged cores."""
-        return (3 if self.task.trains else 1) * (self.each.merged + (height * self.cols if self.each.made else 0))
+        return (3 if self.task.trains else 1) * (self.each.merged + (height * self.row if self.each.made else 0))
 
     def _group(self, height: int, each: float) -> int:
         """Vectors at a time within the memory left: groups of nearly equal size, of whole registers of a processor."""

@@ -47,6 +47,6 @@ def _is_chosen(asked: Asked, world: World) -> bool:
 
 def _rows(asked: Asked, index: Tensor, world: World) -> Tensor:  # (n,), in range -> (n, cols)
     with full_precision(index):
-        by_parts = asked.table.composed and _is_chosen(asked, world)
-        rows: Tensor = (asked.table.rows_by_parts if by_parts else asked.table.rows_of)(asked.params, index)
-        return rows
+        rows = asked.table.eager_rows if _is_chosen(asked, world) else asked.table.rows_of
+        made: Tensor = rows(asked.params, index)
+        return made

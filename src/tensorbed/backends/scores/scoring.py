@@ -272,14 +272,15 @@ class JoinedScores(Scores):
 
     Args:
         tables: the scores of each.
-        order: ``(rows,)``, which row each of those is here; ``None`` where they are in the table's order.
+        order: ``(rows,)``, which row of this table each row of those is; ``None`` where they are in its order.
         constants: how many tensors come before those of the tables; they have no gradients.
     """
 
     def __init__(self, tables: Sequence[Scores], order: Tensor | None, constants: int) -> None:
-        self.tables, self.order, self.constants = tables, order, constants
+        self.tables, self.constants = tables, constants
         self.rows, self.any_layout = sum(t.rows for t in tables), all(table.any_layout for table in tables)
         self.firsts = [sum(table.rows for table in tables[:k]) for k in range(len(tables))]
+        self.order = _joined_order(tables, self.firsts, order)
         self.at = 0  # which table's block is open
 
     def vectors(self, x: Tensor, *, grad: bool) -> list[object]:
@@ -313,3 +314,13 @@ class JoinedScores(Scores):
 
     def gradients(self) -> list[Tensor | None]:
         return [None] * self.constants + [grad for table in self.tables for grad in table.gradients()]
+
+
+def _joined_order(tables: Sequence[Scores], firsts: Sequence[int], order: Tensor | None) -> Tensor | None:  # -> (rows,)
+    """Which row each scored row is, of tables that may have an order of their own, where it is not the same."""
+    device = next((table.order.device for table in tables if table.order is not None), None)
+    if device is None:
+        return order
+    own = [torch.arange(t.rows, device=device) if t.order is None else t.order for t in tables]
+    inner = torch.cat([first + rows for first, rows in zip(firsts, own, strict=True)])
+    return inner if order is None else order.index_select(0, inner)

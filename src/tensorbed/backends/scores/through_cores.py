@@ -101,7 +101,7 @@ class Route:
         return Cost(
             multiply_adds=sum(counts),
             merging=merging,
-            merged=_numbers(self.sizes),
+            merged=self.sizes.numel,
             kept=kept + (0 if self.in_order else prod(chain.row_factors)),
             spared=sum(counts[:-1]),
             step=self.rows_of_a_digit,
@@ -136,15 +136,11 @@ def scorings(structure: Scorable, chain: Chain) -> list[Scoring]:
 @lru_cache(maxsize=256)
 def _routes(chain: Chain) -> list[tuple[Route, Cost]]:
     """Mergings into two or three groups, and none, whose cores stay well below the table; all would be too many."""
-    order, most = chain.order, max(2 * _numbers(chain), chain.rows * chain.cols // 4)
+    order, most = chain.order, max(2 * chain.numel, chain.rows * chain.cols // 4)
     cuts = [*combinations(range(1, order), 1), *combinations(range(1, order), 2), tuple(range(1, order))]
     groups = [tuple(b - a for a, b in pairwise([0, *ends, order])) for ends in dict.fromkeys(cuts)]
     routes = [Route(chain, sizes, reverse) for sizes in groups for reverse in (False, True)]
-    return [(route, route.cost) for route in routes if _numbers(route.sizes) <= most]
-
-
-def _numbers(chain: Chain) -> int:
-    return sum(prod(chain.core_shape(k)) for k in range(chain.order))
+    return [(route, route.cost) for route in routes if route.sizes.numel <= most]
 
 
 class ThroughCores(Scores):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 
 import torch
 from torch import Tensor
@@ -31,7 +30,7 @@ class FactorsRoute(Route):
     @property
     def cost(self) -> Cost:
         # Each number of the two is one product of numbers made before it, and all those before are fewer.
-        return replace(super().cost, merging=2 * merged_numbers(self.chain))
+        return replace(super().cost, merging=2 * self.chain.numel)
 
     def matrices(self, cores: Sequence[Tensor]) -> list[Tensor]:
         first, last = _multiplied(cores[: self.cut]), _multiplied(cores[self.cut :])
@@ -43,18 +42,14 @@ def scorings(structure: Scorable, cuts: Sequence[tuple[int, Chain]]) -> list[Sco
     routes = [
         FactorsRoute(chain, (1, 1), reverse, len(cuts) + 1, cut)
         for cut, chain in cuts
-        if merged_numbers(chain) <= chain.rows * chain.cols // 4
+        if chain.numel <= chain.rows * chain.cols // 4
         for reverse in (False, True)
     ]
     return [Scoring(route.name, route.cost, partial(ThroughCores, route, structure)) for route in routes]
 
 
-def merged_numbers(chain: Chain) -> int:
-    """Of the two cores."""
-    return sum(prod(chain.core_shape(k)) for k in range(chain.order))
-
-
 def _multiplied(factors: Sequence[Tensor]) -> Tensor:  # (I_k, J_k, R) each -> (prod I_k, prod J_k, R)
+    """Term by term: Kronecker products of the factors, for each of the last axis."""
     made = factors[0]
     for factor in factors[1:]:
         made = torch.einsum("ajr,bkr->abjkr", made, factor).flatten(2, 3).flatten(0, 1)
