@@ -147,3 +147,87 @@ def test_hot_rows_of_formats_that_are_drawn_are_drawn():
     layer = tb.Embedding(60, 12, tb.HotRows(hot=tb.Dense(), rest=LR), std=0.5)
     assert layer.places.tolist() == [0, 1, 2]
     assert float(layer.weight.square().mean().sqrt()) == pytest.approx(0.5, rel=1e-4)
+
+
+ORDER = [(7 * row + 3) % 60 for row in range(60)]
+NESTED = [
+    tb.Permuted(tb.Hashed(buckets=8), ORDER),
+    tb.Permuted(tb.Permuted(LR, ORDER), ORDER),
+    tb.Permuted(tb.Bands(((10, tb.StraightThrough(tb.Hashed(buckets=8))), (None, LR))), ORDER),
+    tb.Permuted(tb.HotRows(hot=tb.Dense(), rest=LR), ORDER),
+    tb.Bands(((30, tb.HotRows(hot=tb.Dense(), rest=LR)), (None, tb.Permuted(LR, list(range(30))[::-1])))),
+    tb.HotRows(share=0.5, hot=tb.Permuted(LR, list(range(30))[::-1]), rest=tb.Hashed(buckets=8, hashes=2)),
+    tb.StraightThrough(tb.Permuted(tb.TensorTrain(rank=2), ORDER)),
+    tb.StraightThrough(tb.HotRows(hot=tb.Dense(), rest=LR), bits=4),
+]
+
+
+@pytest.mark.parametrize("format", NESTED, ids=repr)
+def test_formats_within_formats_are_drawn_with_the_constants_of_each(format):
+    """Memory that nobody wrote is no order of rows; here it holds what is none."""
+    for where in ("cpu", "meta"):
+        with torch.device(where):
+            layer = tb.Embedding(60, 12, format)
+        if where == "meta":
+            layer.to_empty(device="cpu")
+            for buffer in layer.buffers():
+                buffer.fill_(-1)
+            layer.reset_parameters()
+        table = layer.weight.detach().clone()
+        layer.structure.check_values(layer.params())
+        assert float(table.square().mean().sqrt()) == pytest.approx(0.3, rel=0.05)
+        torch.testing.assert_close(layer(torch.arange(60)), table)
+
+
+def test_an_order_within_a_band_is_that_of_its_rows():
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    layer = tb.Embedding(50, 12, tb.Bands(((20, LR), (None, tb.Permuted(tb.Dense(), order)))))
+    assert torch.equal(layer(20 + order), layer.params()["band_1_part_table"])
+
+
+@pytest.mark.parametrize(
+    "format",
+    [
+        tb.Bands(((10, LR), (None, tb.NonlinearTrain(rank=2)))),
+        tb.HotRows(rest=tb.DeepHash(hashes=3, hidden=2)),
+        tb.Permuted(tb.NonlinearTrain(rank=2)),
+    ],
+    ids=repr,
+)
+def test_what_holds_a_format_that_cannot_be_fitted_cannot_be_either(format):
+    assert not format.can_fit
+    model = torch.nn.ModuleDict({"words": torch.nn.Embedding(60, 12)})
+    with pytest.raises(ValueError, match=r"cannot be fitted to a table: draw it .*fit=False"):
+        tb.compress_(model, format, min_rows=1, calibrate=lambda model: pytest.fail("was run"))
+
+
+def test_what_rounds_a_format_that_cannot_be_drawn_cannot_be_either():
+    with pytest.raises(ValueError, match=r"straight_through_tensors cannot be drawn at random; fit it"):
+        tb.Embedding(60, 12, tb.StraightThrough(tb.ProductQuantized(parts=3)))
+
+
+@pytest.mark.parametrize(
+    "format",
+    [
+        tb.Permuted(tb.StraightThrough(), ORDER),
+        tb.Bands(((20, tb.Dense()), (40, tb.StraightThrough(LR)), (None, tb.StraightThrough(bits=4)))),
+        tb.HotRows(share=0.5, hot=tb.StraightThrough(), rest=tb.StraightThrough(tb.TensorTrain(rank=2), bits=4)),
+        tb.Permuted(tb.Bands(((20, tb.StraightThrough(tb.Hashed(buckets=8))), (None, LR))), ORDER),
+    ],
+    ids=repr,
+)
+def test_parts_that_are_trained_for_their_codes_are_packed(format, tmp_path):
+    torch.manual_seed(0)
+    layer, head = tb.Embedding(60, 64, format, padding_idx=3), tb.Head(64, 60, format).requires_grad_(False)
+    stored, index, hidden = layer.packed(), torch.arange(60), torch.randn(5, 64)
+    assert torch.equal(stored(index), layer(index))
+    assert torch.equal(head.packed()(hidden), head(hidden))
+    assert stored.structure.kind == layer.structure.kind
+    assert stored.compression_ratio > layer.compression_ratio
+    tb.save(stored, tmp_path / "stored.safetensors")
+    assert torch.equal(tb.load(tmp_path / "stored.safetensors")(index), layer(index))
+
+
+def test_what_has_no_part_to_pack_says_so():
+    with pytest.raises(ValueError, match="a bands is trained as it is stored: there is nothing to pack"):
+        tb.Embedding(60, 12, tb.Bands()).packed()

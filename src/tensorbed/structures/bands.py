@@ -17,7 +17,7 @@ from tensorbed.structures.base import Params, Structure
 from tensorbed.structures.dense import Dense
 from tensorbed.structures.formats import Budget, Fit, Format, Use, largest, require_format, some_rows, written
 from tensorbed.structures.low_rank import LowRank
-from tensorbed.structures.parts import ComposedMatrix, fit_part, joined
+from tensorbed.structures.parts import ComposedMatrix, constants_of_parts, fit_part, joined
 from tensorbed.structures.registry import register, text_of
 
 _SHARES = (0.075, 0.15, 0.75, 1.0)  # of the rows, where the default bands end
@@ -64,13 +64,11 @@ class BandsMatrix(ComposedMatrix):
             left -= part.rows
             if last:
                 break
-        found = joined(partial(_matrix, rows, self.cols), [], kept)
-        assert isinstance(found.structure, type(self))
-        return found.structure, dict(found.params)
+        return self.with_parts(rows, [], kept)
 
-
-def _matrix(rows: int, cols: int, *texts: str) -> BandsMatrix:
-    return BandsMatrix(rows, cols, texts)
+    @classmethod
+    def of_texts(cls, rows: int, cols: int, *texts: str) -> Self:
+        return cls(rows, cols, texts)
 
 
 @dataclass(frozen=True, repr=False)
@@ -106,6 +104,14 @@ class Bands(Format):
         object.__setattr__(self, "bands", _checked(self.bands))
 
     __repr__ = written
+
+    @property
+    def can_fit(self) -> bool:
+        return all(format.can_fit for _, format in self.bands or ())
+
+    def constants(self, structure: Structure) -> dict[str, Tensor]:
+        """Those of the bands, of which the default ones have none."""
+        return constants_of_parts(structure, [format for _, format in self.bands]) if self.bands else {}
 
     def bind(self, budget: Budget) -> BandsMatrix:
         if self.bands is not None:
@@ -143,7 +149,9 @@ class Bands(Format):
 
     def _bound(self, budget: Budget, bands: Sequence[tuple[int, Format]]) -> BandsMatrix:
         pairs = zip(bands, self._budgets(budget, bands), strict=True)
-        return _matrix(budget.rows, budget.cols, *(text_of(format.bind(own)) for (_, format), own in pairs))
+        return BandsMatrix.of_texts(
+            budget.rows, budget.cols, *(text_of(format.bind(own)) for (_, format), own in pairs)
+        )
 
     def sample(self, table: Tensor, structure: Structure) -> tuple[Tensor, Format]:
         """As many rows of each band in a thousand, in the format that it has in the whole table."""
@@ -166,7 +174,7 @@ class Bands(Format):
         fits = []
         for (end, format), own in zip(bands, self._budgets(budget, bands), strict=True):
             fits.append(fit_part(format, table, slice(end - own.rows, end), own, use))
-        return joined(partial(_matrix, budget.rows, budget.cols), [], fits)
+        return joined(partial(BandsMatrix.of_texts, budget.rows, budget.cols), [], fits)
 
 
 def _default_bands(budget: Budget, width: int) -> list[tuple[int, Format]]:

@@ -15,7 +15,7 @@ from tensorbed.checks import require_number
 from tensorbed.dispatch import World, world_of
 from tensorbed.structures.base import Params, Structure, TensorSpec
 from tensorbed.structures.formats import Budget, Fit, Format, Spelling, Use, require_format
-from tensorbed.structures.parts import ComposedMatrix, fit_part, joined
+from tensorbed.structures.parts import ComposedMatrix, constants_of_parts, fit_part, joined
 from tensorbed.structures.quantized_rows import QuantizedRows
 from tensorbed.structures.registry import read, register, text_of
 
@@ -40,15 +40,10 @@ class HotRowsMatrix(ComposedMatrix):
         places = TensorSpec("places", (read(self.hot_text).rows,), torch.int64, trainable=False)
         self.compose({"hot": self.hot_text, "rest": self.rest_text}, places)
 
-    def check_values(self, p: Params) -> None:
+    def check_own(self, p: Params) -> None:
         places = p["places"]
         if int(places[0]) < 0 or int(places[-1]) >= self.rows or bool((places.diff() <= 0).any()):
             raise ValueError(f"places of hot rows must ascend from 0 on, below {self.rows}.")
-        super().check_values(p)
-
-    def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
-        self.check_values(p)
-        super().initialise(p, std, generator)
 
     def masked(self, p: Params, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:  # (n,) -> (n,), (n,)
         # ONNX has no search: exported graphs compare with all places.
@@ -77,9 +72,7 @@ class HotRowsMatrix(ComposedMatrix):
         fits = [
             Fit(*part.resized(own, height)) for (part, own), height in zip(self.with_tensors(p), heights, strict=True)
         ]
-        found = joined(partial(type(self), rows, self.cols), [places], fits)
-        assert isinstance(found.structure, type(self))
-        return found.structure, dict(found.params)
+        return self.with_parts(rows, [places], fits)
 
     def describe(self) -> str:
         hot, rest = self.parts
@@ -112,6 +105,10 @@ class HotRows(Format):
         # Frequent words make most of the scores that matter; the others bear coarser rows.
         return self.hot.suits_heads and isinstance(self.rest, QuantizedRows)
 
+    @property
+    def can_fit(self) -> bool:
+        return self.hot.can_fit and self.rest.can_fit
+
     @classmethod
     def spellings(cls) -> dict[str, Spelling]:
         return {"hot": Spelling(cls(), "the rows used most in 8 bits, others in 4, for language models")}
@@ -127,7 +124,8 @@ class HotRows(Format):
 
     def constants(self, structure: Structure) -> dict[str, Tensor]:
         """Of a table that is drawn the first rows are hot."""
-        return {"places": torch.arange(structure.tensors()[0].numel)}
+        places = torch.arange(structure.tensors()[0].numel, device="cpu")
+        return {"places": places, **constants_of_parts(structure, (self.hot, self.rest))}
 
     def _budgets(self, budget: Budget) -> tuple[Budget, Budget]:
         if budget.rows < 2:

@@ -14,7 +14,7 @@ from tensorbed.backends.parts import Located
 from tensorbed.decompose.clusters import clustered
 from tensorbed.structures.base import Params, Structure, TensorSpec
 from tensorbed.structures.formats import Budget, Fit, Format, Use, require_format
-from tensorbed.structures.parts import ComposedMatrix, described, fit_part, joined
+from tensorbed.structures.parts import ComposedMatrix, constants_of_parts, described, fit_part, joined
 from tensorbed.structures.registry import register, text_of
 
 CLUSTERS = "clusters"
@@ -38,13 +38,8 @@ class PermutedMatrix(ComposedMatrix):
         super().__post_init__()
         self.compose({"part": self.part_text}, TensorSpec("places", (self.rows,), torch.int32, trainable=False))
 
-    def check_values(self, p: Params) -> None:
+    def check_own(self, p: Params) -> None:
         _require_permutation(p["places"], "places")
-        super().check_values(p)
-
-    def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
-        self.check_values(p)  # they are given, see Permuted.constants
-        super().initialise(p, std, generator)
 
     def masked(self, p: Params, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:  # (n,) -> (n,), (n,)
         yield torch.ones_like(index, dtype=torch.bool), p["places"].index_select(0, index).long()
@@ -69,9 +64,7 @@ class PermutedMatrix(ComposedMatrix):
         ((part, tensors),) = self.with_tensors(p)
         places = torch.arange(rows, dtype=torch.int32, device=p["places"].device)
         places[: self.rows] = p["places"]
-        found = joined(partial(type(self), rows, self.cols), [places], [Fit(*part.resized(tensors, rows))])
-        assert isinstance(found.structure, type(self))
-        return found.structure, dict(found.params)
+        return self.with_parts(rows, [places], [Fit(*part.resized(tensors, rows))])
 
     def describe(self) -> str:
         return described(self.parts[0])
@@ -124,6 +117,10 @@ class Permuted(Format):
     def __hash__(self) -> int:
         return hash((self.format, self.order if isinstance(self.order, str) else self.order.shape[0]))
 
+    @property
+    def can_fit(self) -> bool:
+        return self.format.can_fit
+
     def bind(self, budget: Budget) -> PermutedMatrix:
         text = text_of(self.format.bind(self._budget(budget)))
         return PermutedMatrix(budget.rows, budget.cols, text)
@@ -140,7 +137,7 @@ class Permuted(Format):
                 f'order="{CLUSTERS}" orders the rows of a trained table; fit one with from_pretrained, or give order= '
                 f"a permutation of {structure.rows} rows."
             )
-        return {"places": _inverse(self.order.long()).int()}
+        return {"places": _inverse(self.order.long()).int(), **constants_of_parts(structure, (self.format,))}
 
     def sample(self, table: Tensor, structure: Structure) -> tuple[Tensor, Format]:
         assert isinstance(structure, PermutedMatrix)

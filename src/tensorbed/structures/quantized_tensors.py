@@ -43,7 +43,7 @@ class ReadTensorsMatrix(Structure):
         if (inner.rows, inner.cols) != (self.rows, self.cols):
             raise ValueError(f"{inner.rows} x {inner.cols} tensors are no table of {self.rows} x {self.cols}.")
         parts = {spec.name: self._part(spec) for spec in inner.tensors() if spec.trainable}
-        self.hold(inner=inner, parts=parts)
+        self.hold(inner=inner, parts=parts, can_initialise=self.can_initialise and inner.can_initialise)
         self.hold(specs=tuple(kept for spec in inner.tensors() for kept in self.kept(spec)))
 
     def _part(self, spec: TensorSpec) -> QuantizedRowsMatrix:

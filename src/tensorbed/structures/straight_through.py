@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -36,6 +37,7 @@ class StraightThroughMatrix(DenseMatrix):
     """
 
     fits_exactly = False
+    packs = True
     takes_half = True  # scales are read as they will be stored
 
     bits: int
@@ -138,6 +140,8 @@ class StraightThroughTensorsMatrix(ReadTensorsMatrix):
         - all tensors: as the structure keeps them
     """
 
+    packs = True
+
     roundings: dict[str, StraightThroughMatrix] = field(init=False, repr=False, compare=False)  # as tables, by name
 
     def __post_init__(self) -> None:
@@ -214,6 +218,10 @@ class StraightThrough(Format):
 
     def multiplied(self, params: Params) -> list[str]:
         return self.format.multiplied(params)
+
+    def constants(self, structure: Structure) -> Mapping[str, Tensor]:
+        inner = getattr(structure, "inner", None)
+        return {} if inner is None else self.format.constants(inner)
 
     def bind(self, budget: Budget) -> Structure:
         return self._around(self.format.bind(budget), budget)
