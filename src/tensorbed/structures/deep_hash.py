@@ -107,7 +107,7 @@ class DeepHashMatrix(Structure):
         for k in range(self.layers):
             p[f"bias_{k}"].normal_(std=p[f"layer_{k}"].shape[0] ** -0.5, generator=generator)
         last = p[f"layer_{self.layers}"]
-        if self.hidden > 1:  # what all rows have in common is nothing to tell them by
+        if self.hidden > 1 and self.rows > 1:  # what all rows have in common is nothing to tell them by
             some = torch.randint(self.rows, (_CENTRED,), device=last.device, generator=generator)
             mean = self._last_hidden(p, some).mean(0)
             last -= torch.outer(mean, mean @ last) / mean.square().sum()

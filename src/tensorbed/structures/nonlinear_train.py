@@ -96,7 +96,12 @@ class NonlinearTrainMatrix(CoresMatrix):
         """Draw cores that keep the size of left products, then scale the last by the deviation that was measured."""
         for k, spec in enumerate(self.specs):
             p[spec.name].normal_(std=self.ranks[k] ** -0.5, generator=generator)
-        p[self.specs[-1].name].mul_(std / mean_square(self, p, generator).sqrt())
+        square = mean_square(self, p, generator)
+        if not square:  # of few rows the activation may leave nothing
+            for spec in self.specs[:-1]:
+                p[spec.name].abs_()
+            square = mean_square(self, p, generator)
+        p[self.specs[-1].name].mul_(std / square.sqrt())
 
     def describe(self) -> str:
         return f"{super().describe()}, {self.activation}"
@@ -104,7 +109,7 @@ class NonlinearTrainMatrix(CoresMatrix):
 
 def check_activation(activation: str) -> None:
     """One that is known, or an error that lists them."""
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         names = ", ".join(f'"{name}"' for name in ACTIVATIONS)
         raise ValueError(f"activation={activation!r} for NonlinearTrain: choose one of {names}.")
 

@@ -100,6 +100,7 @@ class Permuted(Format):
             raise TypeError(f"order must be a permutation of the rows, got {type(self.order).__name__}.") from error
         if order.dim() != 1 or order.is_floating_point() or order.is_complex() or order.dtype == torch.bool:
             raise TypeError(f"order must be a list of whole numbers, got {order.dtype} of shape {tuple(order.shape)}.")
+        order = order.long()  # unsigned numbers cannot be compared
         _require_permutation(order, "order")
         object.__setattr__(self, "order", order.to(torch.int32, copy=True))
 
