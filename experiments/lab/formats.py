@@ -104,7 +104,7 @@ def made(text: str, sizes: dict[str, Any], rows: int, cols: int) -> Any:
 
 def stored(layer: Any) -> Any:
     """The layer that is kept once training is over."""
-    return layer.packed() if hasattr(layer.structure, "packed") else layer
+    return layer.packed() if layer.structure.packs else layer
 
 
 def label(text: str) -> str:

@@ -204,19 +204,6 @@ def test_narrow_bands_are_sampled(rows):
     assert [part.kind for part in format.bind(Budget(8192, 4)).parts] == [part.kind for part in structure.parts]
 
 
-def test_compositions_of_what_cannot_be_fitted_cannot_be():
-    none = tb.NonlinearTrain(rank=2)
-    for format in (
-        tb.Bands(((9, LR), (None, none))),
-        tb.Permuted(none),
-        tb.HotRows(hot=none),
-        tb.StraightThrough(none),
-    ):
-        with pytest.raises(ValueError, match="cannot be fitted to a table"):
-            tb.compress_(torch.nn.ModuleDict({"words": torch.nn.Embedding(2000, 8)}), format)
-        assert not format.can_fit
-
-
 def test_codes_are_not_drawn_however_they_are_held():
     with pytest.raises(ValueError, match="cannot be drawn at random"):
         tb.Embedding(60, 12, tb.StraightThrough(tb.QuantizedRows()))
@@ -227,3 +214,82 @@ def test_a_resized_order_outlives_another_draw():
     before = layer.places.clone()
     layer.reset_parameters()
     assert torch.equal(layer.places, before)
+
+
+DRAWN = [
+    tb.Permuted(tb.Hashed(buckets=8), ORDER),
+    tb.Permuted(tb.Permuted(LR, ORDER), ORDER),
+    tb.Permuted(tb.Bands(((10, tb.StraightThrough(tb.Hashed(buckets=8))), (None, LR))), ORDER),
+    tb.Permuted(tb.HotRows(hot=tb.Dense(), rest=LR), ORDER),
+    tb.Bands(((30, tb.HotRows(hot=tb.Dense(), rest=LR)), (None, tb.Permuted(LR, list(range(30))[::-1])))),
+    tb.HotRows(share=0.5, hot=tb.Permuted(LR, list(range(30))[::-1]), rest=tb.Hashed(buckets=8, hashes=2)),
+    tb.StraightThrough(tb.Permuted(tb.TensorTrain(rank=2), ORDER)),
+    tb.StraightThrough(tb.HotRows(hot=tb.Dense(), rest=LR), bits=4),
+]
+
+
+@pytest.mark.parametrize("format", DRAWN, ids=repr)
+def test_formats_within_formats_are_drawn_with_the_constants_of_each(format):
+    """Memory that nobody wrote is no order of rows; here it holds what is none."""
+    for where in ("cpu", "meta"):
+        with torch.device(where):
+            layer = tb.Embedding(60, 12, format)
+        if where == "meta":
+            layer.to_empty(device="cpu")
+            for buffer in layer.buffers():
+                buffer.fill_(-1)
+            layer.reset_parameters()
+        table = layer.weight.detach().clone()
+        layer.structure.check_values(layer.params())
+        assert float(table.square().mean().sqrt()) == pytest.approx(0.3, rel=0.05)
+        torch.testing.assert_close(layer(torch.arange(60)), table)
+
+
+def test_an_order_within_a_band_is_that_of_its_rows():
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(0))
+    layer = tb.Embedding(50, 12, tb.Bands(((20, LR), (None, tb.Permuted(tb.Dense(), order)))))
+    assert torch.equal(layer(20 + order), layer.params()["band_1_part_table"])
+
+
+@pytest.mark.parametrize(
+    "format",
+    [
+        tb.Bands(((10, LR), (None, tb.NonlinearTrain(rank=2)))),
+        tb.HotRows(rest=tb.DeepHash(hashes=3, hidden=2)),
+        tb.Permuted(tb.NonlinearTrain(rank=2)),
+        tb.StraightThrough(tb.NonlinearTrain(rank=2)),
+    ],
+    ids=repr,
+)
+def test_what_holds_a_format_that_cannot_be_fitted_cannot_be_either(format):
+    assert not format.can_fit
+    model = torch.nn.ModuleDict({"words": torch.nn.Embedding(60, 12)})
+    with pytest.raises(ValueError, match=r"cannot be fitted to a table: draw it .*fit=False"):
+        tb.compress_(model, format, min_rows=1, calibrate=lambda model: pytest.fail("was run"))
+
+
+@pytest.mark.parametrize(
+    "format",
+    [
+        tb.Permuted(tb.StraightThrough(), ORDER),
+        tb.Bands(((20, tb.Dense()), (40, tb.StraightThrough(LR)), (None, tb.StraightThrough(bits=4)))),
+        tb.HotRows(share=0.5, hot=tb.StraightThrough(), rest=tb.StraightThrough(tb.TensorTrain(rank=2), bits=4)),
+        tb.Permuted(tb.Bands(((20, tb.StraightThrough(tb.Hashed(buckets=8))), (None, LR))), ORDER),
+    ],
+    ids=repr,
+)
+def test_parts_that_are_trained_for_their_codes_are_packed(format, tmp_path):
+    torch.manual_seed(0)
+    layer, head = tb.Embedding(60, 64, format, padding_idx=3), tb.Head(64, 60, format).requires_grad_(False)
+    stored, index, hidden = layer.packed(), torch.arange(60), torch.randn(5, 64)
+    assert torch.equal(stored(index), layer(index))
+    assert torch.equal(head.packed()(hidden), head(hidden))
+    assert stored.structure.kind == layer.structure.kind
+    assert stored.compression_ratio > layer.compression_ratio
+    tb.save(stored, tmp_path / "stored.safetensors")
+    assert torch.equal(tb.load(tmp_path / "stored.safetensors")(index), layer(index))
+
+
+def test_what_has_no_part_to_pack_says_so():
+    with pytest.raises(ValueError, match="a bands is trained as it is stored: there is nothing to pack"):
+        tb.Embedding(60, 12, tb.Bands()).packed()

@@ -137,10 +137,10 @@ class StructuredTable(nn.Module):
     @torch.no_grad()
     def packed(self) -> Self:
         """The layer that is stored when training is over: frozen, smaller, and every output the same to the bit."""
-        pack = getattr(self.structure, "packed", None)
-        if pack is None:
+        trained: Any = self.structure
+        if not trained.packs:
             raise ValueError(f"a {self.structure.kind} is trained as it is stored: there is nothing to pack.")
-        structure, tensors = pack(self.params())
+        structure, tensors = trained.packed(self.params())
         # A copy in all but the tensors, which would be thrown away.
         layer = copy.deepcopy(self, {id(tensor): tensor for tensor in self.params().values()})
         for spec in self.structure.tensors():

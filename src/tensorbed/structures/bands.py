@@ -64,13 +64,11 @@ class BandsMatrix(ComposedMatrix):
             left -= part.rows
             if last:
                 break
-        found = joined(partial(_matrix, rows, self.cols), [], kept)
-        assert isinstance(found.structure, type(self))
-        return found.structure, dict(found.params)
+        return self.with_parts(rows, [], kept)
 
-
-def _matrix(rows: int, cols: int, *texts: str) -> BandsMatrix:
-    return BandsMatrix(rows, cols, texts)
+    @classmethod
+    def of_texts(cls, rows: int, cols: int, *texts: str) -> Self:
+        return cls(rows, cols, texts)
 
 
 @dataclass(frozen=True, repr=False)
@@ -161,7 +159,9 @@ class Bands(Format):
 
     def _bound(self, budget: Budget, bands: Sequence[tuple[int, Format]]) -> BandsMatrix:
         pairs = zip(bands, self._budgets(budget, bands), strict=True)
-        return _matrix(budget.rows, budget.cols, *(text_of(format.bind(own)) for (_, format), own in pairs))
+        return BandsMatrix.of_texts(
+            budget.rows, budget.cols, *(text_of(format.bind(own)) for (_, format), own in pairs)
+        )
 
     def sample(self, table: Tensor, structure: Structure) -> tuple[Tensor, Format]:
         """The same share of the rows of each band, in the format that it has in the whole table."""
@@ -183,7 +183,7 @@ class Bands(Format):
         fits = []
         for (end, format), own in zip(bands, self._budgets(budget, bands), strict=True):
             fits.append(fit_part(format, table, slice(end - own.rows, end), own, use))
-        return joined(partial(_matrix, budget.rows, budget.cols), [], fits)
+        return joined(partial(BandsMatrix.of_texts, budget.rows, budget.cols), [], fits)
 
 
 def _ends_among(some: int, ends: Sequence[int]) -> list[int]:

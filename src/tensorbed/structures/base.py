@@ -53,6 +53,7 @@ class Structure(ABC):
     row_tensor: ClassVar[str | None] = None  # whose rows are those of :meth:`block`, or have at least their gradients
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
     making: ClassVar[type | None] = None  # of what :meth:`made_of` returns
+    packs: ClassVar[bool] = False  # whether it has ``packed``: what is stored when training is over is another kind
     takes_half: ClassVar[bool] = False  # whether take, full and block are given half precision, and round it once
 
     rows: int

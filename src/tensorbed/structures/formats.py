@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -198,6 +199,7 @@ def largest(
     format: Format, sizes: Sequence[int], made: Callable[[int], S], budget: Budget, ratio: float, least: str
 ) -> S:
     """Of ascending sizes the last that is still ``ratio`` times smaller than the table, by bisection."""
+    sizes = sizes[: sys.maxsize]  # as many as have a length
     count = bisect_right(sizes, -ratio, key=lambda size: -budget.ratio(made(size)))
     if count == 0:
         advice = ", or change the order or shape" if hasattr(format, "shape") else ""

@@ -40,15 +40,10 @@ class HotRowsMatrix(ComposedMatrix):
         places = TensorSpec("places", (read(self.hot_text).rows,), torch.int64, trainable=False)
         self.compose({"hot": self.hot_text, "rest": self.rest_text}, places)
 
-    def check_values(self, p: Params) -> None:
+    def check_own(self, p: Params) -> None:
         places = p["places"]
         if int(places[0]) < 0 or int(places[-1]) >= self.rows or bool((places.diff() <= 0).any()):
             raise ValueError(f"places of hot rows must ascend from 0 on, below {self.rows}.")
-        super().check_values(p)
-
-    def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
-        self.check_values(p)
-        super().initialise(p, std, generator)
 
     def masked(self, p: Params, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:  # (n,) -> (n,), (n,)
         # ONNX has no search: exported graphs compare with all places.
@@ -77,9 +72,7 @@ class HotRowsMatrix(ComposedMatrix):
         fits = [
             Fit(*part.resized(own, height)) for (part, own), height in zip(self.with_tensors(p), heights, strict=True)
         ]
-        found = joined(partial(type(self), rows, self.cols), [places], fits)
-        assert isinstance(found.structure, type(self))
-        return found.structure, dict(found.params)
+        return self.with_parts(rows, [places], fits)
 
     def describe(self) -> str:
         hot, rest = self.parts
@@ -133,7 +126,7 @@ class HotRows(Format):
         """Of a table that is drawn the first rows are hot."""
         assert isinstance(structure, HotRowsMatrix)
         hot, _ = structure.parts
-        return {"places": torch.arange(hot.rows), **constants_of_parts(structure, (self.hot, self.rest))}
+        return {"places": torch.arange(hot.rows, device="cpu"), **constants_of_parts(structure, (self.hot, self.rest))}
 
     def _budgets(self, budget: Budget) -> tuple[Budget, Budget]:
         if budget.rows < 2:

@@ -106,7 +106,7 @@ class NonlinearTrainMatrix(CoresMatrix):
 
 def check_activation(activation: str) -> None:
     """One that is known, or an error that lists them."""
-    if activation not in ACTIVATIONS:
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
         names = ", ".join(f'"{name}"' for name in ACTIVATIONS)
         raise ValueError(f"activation={activation!r} for NonlinearTrain: choose one of {names}.")
 

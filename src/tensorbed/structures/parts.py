@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -58,6 +58,7 @@ class ComposedMatrix(Structure):
             specs=tuple(specs),
             can_initialise=all(part.can_initialise for part in found),
             fits_exactly=all(part.fits_exactly for part in found),
+            packs=any(part.packs for part in found),
         )
 
     def tensors(self) -> tuple[TensorSpec, ...]:
@@ -102,14 +103,36 @@ class ComposedMatrix(Structure):
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return self.take(p, torch.arange(self.rows, device=next(iter(p.values())).device))
 
+    def check_own(self, p: Params) -> None:
+        """``ValueError`` for tensors that should say where rows are, and do not."""
+
     def check_values(self, p: Params) -> None:
+        self.check_own(p)
         for part, tensors in self.with_tensors(p):
             part.check_values(tensors)
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         """Each part with this standard deviation. Where rows are is not drawn: those tensors have their values."""
+        self.check_own(p)
         for part, tensors in self.with_tensors(p):
             part.initialise(tensors, std, generator)
+
+    def with_parts(self, rows: int, own: Sequence[Tensor], fits: Sequence[Fit]) -> tuple[Self, dict[str, Tensor]]:
+        """A table of this kind of other parts; ``own`` are the tensors besides."""
+        found = joined(partial(self.of_texts, rows, self.cols), own, fits)
+        assert isinstance(found.structure, type(self))
+        return found.structure, dict(found.params)
+
+    @classmethod
+    def of_texts(cls, rows: int, cols: int, *texts: str) -> Self:
+        """Of these parts, in their order."""
+        return cls(rows, cols, *texts)  # type: ignore[call-arg]
+
+    def packed(self, p: Params) -> tuple[Structure, Params]:
+        """Of each part what is stored once training is over; those that are trained as they are stored stay."""
+        parts: list[tuple[Any, Params]] = list(self.with_tensors(p))
+        fits = [Fit(*part.packed(own)) if part.packs else Fit(part, own) for part, own in parts]
+        return self.with_parts(self.rows, [p[spec.name] for spec in self.own], fits)
 
     def explain(self, index: Tensor, impl: str) -> Explanation:  # (n,)
         """By the ways of its parts; how many rows each of them has, tensors alone tell."""

@@ -43,13 +43,8 @@ class PermutedMatrix(ComposedMatrix):
             )
         self.compose({"part": self.part_text}, TensorSpec("places", (self.rows,), torch.int32, trainable=False))
 
-    def check_values(self, p: Params) -> None:
+    def check_own(self, p: Params) -> None:
         _require_permutation(p["places"], "places")
-        super().check_values(p)
-
-    def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
-        self.check_values(p)  # they are given, see Permuted.constants
-        super().initialise(p, std, generator)
 
     def masked(self, p: Params, index: Tensor) -> Iterator[tuple[Tensor, Tensor]]:  # (n,) -> (n,), (n,)
         yield torch.ones_like(index, dtype=torch.bool), p["places"].index_select(0, index).long()
@@ -75,9 +70,7 @@ class PermutedMatrix(ComposedMatrix):
         ((part, tensors),) = self.with_tensors(p)
         places = torch.arange(rows, dtype=torch.int32, device=p["places"].device)
         places[: self.rows] = p["places"]
-        found = joined(partial(type(self), rows, self.cols), [places], [Fit(*part.resized(tensors, rows))])
-        assert isinstance(found.structure, type(self))
-        return found.structure, dict(found.params)
+        return self.with_parts(rows, [places], [Fit(*part.resized(tensors, rows))])
 
     def describe(self) -> str:
         return described(self.parts[0])
@@ -113,6 +106,7 @@ class Permuted(Format):
             raise TypeError(f"order must be a permutation of the rows, got {type(self.order).__name__}.") from error
         if order.dim() != 1 or order.is_floating_point() or order.is_complex() or order.dtype == torch.bool:
             raise TypeError(f"order must be a list of whole numbers, got {order.dtype} of shape {tuple(order.shape)}.")
+        order = order.long()  # unsigned numbers cannot be compared
         _require_permutation(order, "order")
         object.__setattr__(self, "order", order.to(torch.int32, copy=True))
 

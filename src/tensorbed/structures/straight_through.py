@@ -37,6 +37,7 @@ class StraightThroughMatrix(DenseMatrix):
     """
 
     fits_exactly = False
+    packs = True
     takes_half = True  # scales are read as they will be stored
 
     bits: int
@@ -138,6 +139,8 @@ class StraightThroughTensorsMatrix(ReadTensorsMatrix):
     Shape:
         - all tensors: as the structure keeps them
     """
+
+    packs = True
 
     roundings: dict[str, StraightThroughMatrix] = field(init=False, repr=False, compare=False)  # as tables, by name
 

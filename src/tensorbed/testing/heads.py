@@ -173,7 +173,7 @@ class HeadLaws(Conformance):
         """Against float64 on the same numbers, by every way: scores, the loss and its gradients."""
         head = make(sample, Head, dtype=dtype)
         twin = copy.deepcopy(head).double()
-        rounds = hasattr(sample.structure, "packed")
+        rounds = sample.structure.packs
         exact = head.packed().double() if rounds else twin
         h, target = vectors(draw, 64, dtype=dtype)
         wide = h.detach().double().requires_grad_()

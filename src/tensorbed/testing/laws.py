@@ -106,7 +106,7 @@ class StructureLaws(Conformance):
             p = draw.params(dtype, grad=False)
             trained: Any = draw.structure
             structure, tensors = trained.packed(p)
-            assert not hasattr(structure, "packed")
+            assert not structure.packs
             assert structure.bytes(dtype) < draw.structure.bytes(dtype)
             for index in (torch.arange(sample.rows), draw.index(1), draw.index(40)):
                 for impl in backends(structure):

@@ -88,7 +88,7 @@ class EmbeddingParity(Conformance):
     def test_half_precision_is_rounded_once(self, sample: Sample, draw: Draw, dtype: torch.dtype) -> None:
         """Against float64 on the same tensors: the table, rows by every way, and the gradients of both."""
         layer = make(sample, dtype=dtype)
-        rounds = hasattr(sample.structure, "packed")
+        rounds = sample.structure.packs
         exact = (layer.packed() if rounds else copy.deepcopy(layer)).double()
         index = draw.index(300)
         pairs = [(layer.weight, exact.weight)]
@@ -153,7 +153,7 @@ class BagParity(Conformance):
         offsets = torch.tensor([0, 3, 3, 4, 7, 12])  # empty bags inside and at the end, one of padding only
         calls: list[Sequence[Any]] = [(index, offsets), (index.reshape(3, 4), None), (index.int(), offsets.int())]
         # Numbers that were rounded are often equal, and of equal largest ones any may have the gradient.
-        ties = mode == "max" and hasattr(sample.structure, "packed")
+        ties = mode == "max" and sample.structure.packs
         leaves = [] if ties else leaves_of(layer)
         for call in calls:
             assert_same(layer(*call), as_torch(layer, *call), leaves, draw)

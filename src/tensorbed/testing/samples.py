@@ -152,8 +152,8 @@ bounded = those(lambda s: isinstance(s.format, RankedFormat) and "rel_error" in 
 fitted = those(lambda s: s.format.can_fit)
 drawn = those(lambda s: s.structure.can_initialise)
 trained = those(lambda s: any(spec.trainable for spec in s.structure.tensors()))
-rounding = those(lambda s: hasattr(s.structure, "packed"))
-smooth = those(lambda s: not hasattr(s.structure, "packed"))  # differences of values would show a rounding's steps
+rounding = those(lambda s: s.structure.packs)
+smooth = those(lambda s: not s.structure.packs)  # differences of values would show a rounding's steps
 
 
 def keeps_rows(structure: Structure) -> bool:
