@@ -126,7 +126,7 @@ class ComposedMatrix(Structure):
     @classmethod
     def of_texts(cls, rows: int, cols: int, *texts: str) -> Self:
         """Of these parts, in their order."""
-        return cls(rows, cols, *texts)  # type: ignore[call-arg]
+        return cls(rows, cols, *texts)
 
     def packed(self, p: Params) -> tuple[Structure, Params]:
         """Of each part what is stored once training is over; those that are trained as they are stored stay."""
