@@ -9,6 +9,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from experiments.lab.errors import ExperimentError
@@ -51,6 +52,13 @@ def accelerator_of(precision: str) -> Accelerator:
         used = f"accelerate uses {accelerator.num_processes}"
         raise ExperimentError(f"{started()} processes were started, {used}; start them with torchrun.")
     return accelerator
+
+
+def part() -> None:
+    """Part from the other processes: one that just ends may be aborted while its connections are still at work."""
+    if dist.is_available() and dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 class Interrupts:

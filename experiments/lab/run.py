@@ -10,7 +10,7 @@ from typing import Any
 from experiments.lab.checkpoints import Checkpoints
 from experiments.lab.errors import Diverged, ExperimentError
 from experiments.lab.files import alone, writable_folder
-from experiments.lab.processes import first_process
+from experiments.lab.processes import first_process, part
 from experiments.lab.records import about, append
 from experiments.lab.search import Bench
 from experiments.lab.settings import How, Settings
@@ -31,6 +31,7 @@ def run(task: Task, config: str | None, options: Mapping[str, Any], how: How) ->
         if first_process():
             append(bench.file(how.kind), record)
             checkpoints.remove()
+    part()
     return f"{told(task, record)}; a line was added to {bench.file(how.kind)}"
 
 
