@@ -31,7 +31,7 @@ def split_by_ends(index: Tensor, ends: Sequence[int]) -> list[Located]:  # (n,)
         assert native.module is not None
         index, room = index.contiguous(), _Room(index.shape[0])
         return room.cut(native.module.split_by_ends(index.data_ptr(), index.shape[0], ends, *room.addresses))
-    part = torch.bucketize(index, torch.tensor(ends, device=index.device), right=True)
+    part = torch.bucketize(index.contiguous(), torch.tensor(ends, device=index.device), right=True)
     places = [(part == k).nonzero()[:, 0] for k in range(len(ends))]
     return [Located(index.index_select(0, at) - first, at) for first, at in zip(firsts, places, strict=True)]
 
