@@ -7,7 +7,15 @@ import tensorbed as tb
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3])
-@pytest.mark.parametrize("format", [tb.NonlinearTrain(rank=1), tb.DeepHash(hashes=4, hidden=9)], ids=repr)
+@pytest.mark.parametrize(
+    "format",
+    [
+        tb.NonlinearTrain(rank=1),
+        tb.DeepHash(hashes=4, hidden=9),
+        tb.Hashed(buckets=1, hashes=2, signed=True),  # a row may be a bucket less itself
+    ],
+    ids=repr,
+)
 def test_tables_of_few_rows_are_born_at_scale(format, rows):
     for seed in range(20):
         torch.manual_seed(seed)

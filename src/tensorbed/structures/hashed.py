@@ -112,9 +112,12 @@ class HashedMatrix(Structure):
         return self.places(p, torch.arange(start, stop, device=p["table"].device))
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
-        draw_constants(p["constants"], generator)
-        table = p["table"].normal_(generator=generator)
-        scale_to_std({"table": table}, mean_square(self, p, generator), 1, std)
+        squares = torch.zeros(())
+        while squares == 0:  # of few rows all may be sums that cancel
+            draw_constants(p["constants"], generator)
+            p["table"].normal_(generator=generator)
+            squares = mean_square(self, p, generator)
+        scale_to_std({"table": p["table"]}, squares, 1, std)
 
     def describe(self) -> str:
         sums = f", {'signed ' if self.signed else ''}sums of {self.hashes}" if self.hashes > 1 or self.signed else ""
