@@ -200,15 +200,19 @@ void backward(Type type, std::span<Lookup> lookups, int threads) {
 
 void absorb(const Tile& tile, float* most, float* total, int threads) {
   if (tile.rows <= 0 || tile.cols <= 0) return;
-  if (tile.cols == 1 && tile.stride == 1) return absorb_one_column(tile, most, total);
-  // Sums go down the columns: cut by rows they would depend on the number of threads.
-  cut(worth(tile), tile.cols, line, threads,
-      [&](Int first, Int last) { absorb_columns(tile, first, last, most, total); });
+  with_scores(tile, [&](const auto& scores) {
+    if (tile.cols == 1 && tile.stride == 1) return absorb_one_column(scores, most, total);
+    // Sums go down the columns: cut by rows they would depend on the number of threads.
+    cut(worth(tile), tile.cols, line, threads,
+        [&](Int first, Int last) { absorb_columns(scores, first, last, most, total); });
+  });
 }
 
 void probabilities(const Tile& tile, const Softmax& softmax, int threads) {
   if (tile.rows <= 0 || tile.cols <= 0) return;
-  cut(worth(tile), tile.rows, 1, threads, [&](Int first, Int last) { probable_rows(tile, first, last, softmax); });
+  with_scores(tile, [&](const auto& scores) {
+    cut(worth(tile), tile.rows, 1, threads, [&](Int first, Int last) { probable_rows(scores, first, last, softmax); });
+  });
 }
 
 void coded_rows(Type type, const Coded& coded, const Indices& index, void* out, int threads) {

@@ -45,7 +45,8 @@ struct Lookup {
 
 // Scores of some words of a vocabulary, its rows, for some tokens, its columns. Columns lie side by side, rows apart.
 struct Tile {
-  float* at = nullptr;
+  Type type = Type::float32;  // or bfloat16, which is computed with in float32
+  void* at = nullptr;
   Int rows = 0, cols = 0;
   Int stride = 0;  // in numbers
 };

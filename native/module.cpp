@@ -220,16 +220,22 @@ class Batch {
   std::vector<std::unique_ptr<Entry>> entries_;
 };
 
-void absorb(Address tile, Int rows, Int cols, Int stride, Address most, Address total, int threads) {
-  const nb::gil_scoped_release release;
-  chosen().absorb({reinterpret_cast<float*>(tile), rows, cols, stride}, reinterpret_cast<float*>(most),
-                  reinterpret_cast<float*>(total), threads);
+Tile scores(int type, Address at, Int rows, Int cols, Int stride) {
+  if (Type(type) == Type::float64) throw std::invalid_argument("tiles of scores are of float32 or bfloat16.");
+  return {Type(type), reinterpret_cast<void*>(at), rows, cols, stride};
 }
 
-void probabilities(Address tile, Int rows, Int cols, Int stride, Address lse, Address scale, Address shift,
-                   Address weight, int threads) {
+void absorb(int type, Address tile, Int rows, Int cols, Int stride, Address most, Address total, int threads) {
+  const Tile given = scores(type, tile, rows, cols, stride);
   const nb::gil_scoped_release release;
-  chosen().probabilities({reinterpret_cast<float*>(tile), rows, cols, stride},
+  chosen().absorb(given, reinterpret_cast<float*>(most), reinterpret_cast<float*>(total), threads);
+}
+
+void probabilities(int type, Address tile, Int rows, Int cols, Int stride, Address lse, Address scale, Address shift,
+                   Address weight, int threads) {
+  const Tile given = scores(type, tile, rows, cols, stride);
+  const nb::gil_scoped_release release;
+  chosen().probabilities(given,
                          {reinterpret_cast<const float*>(lse), reinterpret_cast<const float*>(scale),
                           reinterpret_cast<const float*>(shift), reinterpret_cast<const float*>(weight)},
                          threads);
@@ -326,10 +332,10 @@ NB_MODULE(_native, m) {
       .def(nb::init<int, const std::vector<Asked>&, int>())
       .def("forward", &Batch::forward)
       .def("backward", &Batch::backward);
-  m.def("absorb", &absorb, nb::arg("tile"), nb::arg("rows"), nb::arg("cols"), nb::arg("stride"), nb::arg("most"),
-        nb::arg("total"), nb::arg("threads"));
-  m.def("probabilities", &probabilities, nb::arg("tile"), nb::arg("rows"), nb::arg("cols"), nb::arg("stride"),
-        nb::arg("lse"), nb::arg("scale"), nb::arg("shift"), nb::arg("weight"), nb::arg("threads"));
+  m.def("absorb", &absorb, nb::arg("type"), nb::arg("tile"), nb::arg("rows"), nb::arg("cols"), nb::arg("stride"),
+        nb::arg("most"), nb::arg("total"), nb::arg("threads"));
+  m.def("probabilities", &probabilities, nb::arg("type"), nb::arg("tile"), nb::arg("rows"), nb::arg("cols"),
+        nb::arg("stride"), nb::arg("lse"), nb::arg("scale"), nb::arg("shift"), nb::arg("weight"), nb::arg("threads"));
   nb::class_<Coded>(m, "Coded")
       .def_static("quantized", &quantized)
       .def_static("product", &product)

@@ -87,6 +87,33 @@ TB_INLINE bf16 rounded(float x) {
   return bf16{std::uint16_t(is_nan ? (bits >> 16) | 0x40u : up >> 16)};
 }
 
+// W stored numbers as floats, and back.
+template <int W, class S>
+TB_INLINE Vector<float, W> read_floats(const S* from) {
+  if constexpr (sizeof(S) == 4) {
+    return load<Vector<float, W>>(from);
+  } else if constexpr (W == 1) {
+    return widened(*from);
+  } else {
+    const auto bits = __builtin_convertvector(load<Vector<std::uint16_t, W>>(from), Vector<std::uint32_t, W>);
+    return reread<Vector<float, W>>(bits << 16);
+  }
+}
+
+template <int W, class S>
+TB_INLINE void write_floats(S* to, Vector<float, W> x) {
+  if constexpr (sizeof(S) == 4) {
+    store(to, x);
+  } else if constexpr (W == 1) {
+    *to = rounded(x);
+  } else {
+    using Bits = Vector<std::uint32_t, W>;
+    const Bits bits = reread<Bits>(x), up = bits + 0x7fffu + ((bits >> 16) & 1u);
+    const auto is_nan = (bits & 0x7fffffffu) > 0x7f800000u;
+    store(to, __builtin_convertvector((is_nan ? bits | 0x400000u : up) >> 16, Vector<std::uint16_t, W>));
+  }
+}
+
 // Between stored numbers S and the numbers T that are computed with.
 template <class T, class S>
 TB_INLINE T read(S x) {

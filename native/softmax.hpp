@@ -15,6 +15,22 @@ namespace tb::TB_ISA {
 
 inline constexpr float infinity = std::numeric_limits<float>::infinity();
 
+// A tile by the type of its numbers, float or bf16.
+template <class S>
+struct Scores {
+  S* at;
+  Int rows, cols, stride;
+};
+
+template <class Compute>
+void with_scores(const Tile& tile, Compute compute) {
+  if (tile.type == Type::bfloat16) {
+    compute(Scores<bf16>{static_cast<bf16*>(tile.at), tile.rows, tile.cols, tile.stride});
+  } else {
+    compute(Scores<float>{static_cast<float*>(tile.at), tile.rows, tile.cols, tile.stride});
+  }
+}
+
 template <int W>
 using Floats = Vector<float, W>;
 template <int W>
@@ -90,24 +106,24 @@ inline constexpr Int sum_cols = 512;  // columns whose lost parts are kept at a 
 //
 // A column of -inf alone has no maximum to subtract: 0 is as good, its terms are 0. A NaN does not become the maximum
 // but its term is NaN, and total with it, for good. So is that of +inf, which is inf - inf.
-template <int W>
-TB_INLINE void absorb_rows(Int rows, const float* x, Int stride, float* most, float* total, float* lost) {
+template <int W, class S>
+TB_INLINE void absorb_rows(Int rows, const S* x, Int stride, float* most, float* total, float* lost) {
   using V = Floats<W>;
   const V before = load<V>(most);
   V tops[2] = {before, before};
   Int v = 0;
   for (; v + 2 <= rows; v += 2) {
-    TB_UNROLL for (int i = 0; i < 2; ++i) tops[i] = most_of(load<V>(x + (v + i) * stride), tops[i]);
+    TB_UNROLL for (int i = 0; i < 2; ++i) tops[i] = most_of(read_floats<W>(x + (v + i) * stride), tops[i]);
   }
-  if (v < rows) tops[0] = most_of(load<V>(x + v * stride), tops[0]);
+  if (v < rows) tops[0] = most_of(read_floats<W>(x + v * stride), tops[0]);
   const V top = most_of(tops[1], tops[0]);
   const V base = top == -infinity ? same<V>(0.0f) : top;
 
   V sums[2] = {};
   for (v = 0; v + 2 <= rows; v += 2) {
-    TB_UNROLL for (int i = 0; i < 2; ++i) sums[i] += exp_below<W>(load<V>(x + (v + i) * stride) - base);
+    TB_UNROLL for (int i = 0; i < 2; ++i) sums[i] += exp_below<W>(read_floats<W>(x + (v + i) * stride) - base);
   }
-  if (v < rows) sums[0] += exp_below<W>(load<V>(x + v * stride) - base);
+  if (v < rows) sums[0] += exp_below<W>(read_floats<W>(x + v * stride) - base);
 
   // What each addition rounds away is carried along (Knuth's two-sum), or thousands of them would be seen in the total.
   const V factor = exp_below<W>(before - base);
@@ -119,8 +135,8 @@ TB_INLINE void absorb_rows(Int rows, const float* x, Int stride, float* most, fl
 }
 
 // Widths from the widest down to one number: no column is left over.
-template <int W>
-TB_INLINE void absorb_block(Int rows, Int cols, const float* x, Int stride, float* most, float* total, float* lost) {
+template <int W, class S>
+TB_INLINE void absorb_block(Int rows, Int cols, const S* x, Int stride, float* most, float* total, float* lost) {
   Int t = 0;
   for (; t + W <= cols; t += W) absorb_rows<W>(rows, x + t, stride, most + t, total + t, lost + t);
   if constexpr (W > 1) {
@@ -128,7 +144,8 @@ TB_INLINE void absorb_block(Int rows, Int cols, const float* x, Int stride, floa
   }
 }
 
-inline void absorb_columns(const Tile& tile, Int first, Int last, float* most, float* total) {
+template <class S>
+inline void absorb_columns(const Scores<S>& tile, Int first, Int last, float* most, float* total) {
   alignas(64) float lost[sum_cols];
   for (Int t = first; t < last; t += sum_cols) {
     const Int cols = std::min(sum_cols, last - t);
@@ -142,14 +159,15 @@ inline void absorb_columns(const Tile& tile, Int first, Int last, float* most, f
 }
 
 // One column without gaps is read as a tile of `lanes` columns, whose sums are then one.
-inline void absorb_one_column(const Tile& tile, float* most, float* total) {
+template <class S>
+inline void absorb_one_column(const Scores<S>& tile, float* most, float* total) {
   constexpr Int lanes = 64;
   alignas(64) float mosts[lanes], totals[lanes];
   std::fill(mosts, mosts + lanes, -infinity);
   std::fill(totals, totals + lanes, 0.0f);
   const Int rows = tile.rows / lanes, rest = tile.rows % lanes;
-  absorb_columns({tile.at, rows, lanes, lanes}, 0, lanes, mosts, totals);
-  absorb_columns({tile.at + rows * lanes, rest, 1, 1}, 0, 1, most, total);
+  absorb_columns<S>({tile.at, rows, lanes, lanes}, 0, lanes, mosts, totals);
+  absorb_columns<S>({tile.at + rows * lanes, rest, 1, 1}, 0, 1, most, total);
 
   float top = *most;
   for (const float other : mosts) top = most_of(other, top);
@@ -161,24 +179,25 @@ inline void absorb_one_column(const Tile& tile, float* most, float* total) {
 }
 
 // One row, from column t on. A scale of 0 is a token that does not count, whatever its scores are.
-template <int W, bool shifted>
-TB_INLINE void probable_row(Int t, Int cols, float* x, const Softmax& softmax, float weight) {
+template <int W, bool shifted, class S>
+TB_INLINE void probable_row(Int t, Int cols, S* x, const Softmax& softmax, float weight) {
   using V = Floats<W>;
   for (; t + W <= cols; t += W) {
     const V scale = load<V>(softmax.scale + t);
-    V y = scale * exp_any<W>(load<V>(x + t) - load<V>(softmax.lse + t));
+    V y = scale * exp_any<W>(read_floats<W>(x + t) - load<V>(softmax.lse + t));
     y = scale == 0.0f ? same<V>(0.0f) : y;
     if constexpr (shifted) y -= load<V>(softmax.shift + t) * weight;
-    store(x + t, y);
+    write_floats<W>(x + t, y);
   }
   if constexpr (W > 1) {
     if (t < cols) probable_row<W / 2, shifted>(t, cols, x, softmax, weight);
   }
 }
 
-inline void probable_rows(const Tile& tile, Int first, Int last, const Softmax& softmax) {
+template <class S>
+inline void probable_rows(const Scores<S>& tile, Int first, Int last, const Softmax& softmax) {
   for (Int v = first; v < last; ++v) {
-    float* row = tile.at + v * tile.stride;
+    S* row = tile.at + v * tile.stride;
     if (softmax.shift) {
       probable_row<widest<float>, true>(0, tile.cols, row, softmax, softmax.weight ? softmax.weight[v] : 1.0f);
     } else {

@@ -82,23 +82,24 @@ class Coded:
     def sums(self, type: int, tables: int, n: int, out: int, threads: int, /) -> None:
         """Of product codes: sums of the rows they name in tables ``(parts * words, n)``, into ``(rows, n)``."""
 
-def absorb(tile: int, rows: int, cols: int, stride: int, most: int, total: int, threads: int) -> None:
+def absorb(type: int, tile: int, rows: int, cols: int, stride: int, most: int, total: int, threads: int) -> None:
     """Take the rows of a tile into the running maximum and sum of exponentials of each of its columns.
 
-    ``tile`` is float32, number ``(v, t)`` at ``v * stride + t``; it is only read. ``most`` and ``total`` are float32 of
-    ``cols`` numbers, at first -inf and 0. After any number of tiles ``most[t] + log(total[t])`` is the logarithm of the
-    sum of ``exp(x)`` over all rows. A NaN or +inf in a column makes its total NaN; -inf alone leaves -inf and 0.
+    ``tile`` is float32 or bfloat16, number ``(v, t)`` at ``v * stride + t``; it is only read. ``most`` and ``total``
+    are float32 of ``cols`` numbers, at first -inf and 0. After any number of tiles ``most[t] + log(total[t])`` is the
+    logarithm of the sum of ``exp(x)`` over all rows. A NaN or +inf in a column makes its total NaN; -inf alone leaves
+    -inf and 0.
     The threads change no bit of the result.
     """
 
 def probabilities(
-    tile: int, rows: int, cols: int, stride: int, lse: int, scale: int, shift: int, weight: int, threads: int
+    type: int, tile: int, rows: int, cols: int, stride: int, lse: int, scale: int, shift: int, weight: int, threads: int
 ) -> None:
     """Write ``scale[t] * exp(x - lse[t]) - shift[t] * weight[v]`` in the place of each ``x`` of a tile.
 
-    All are float32; ``lse``, ``scale`` and ``shift`` of ``cols`` numbers, ``weight`` of ``rows``. ``shift`` 0 for no
-    second term, ``weight`` 0 for ones. Where ``scale[t]`` is 0 so is the first term, even if the exponential is not
-    finite. The threads change no bit of the result.
+    The tile is float32 or bfloat16, all else float32; ``lse``, ``scale`` and ``shift`` of ``cols`` numbers, ``weight``
+    of ``rows``. ``shift`` 0 for no second term, ``weight`` 0 for ones. Where ``scale[t]`` is 0 so is the first term,
+    even if the exponential is not finite. The threads change no bit of the result.
     """
 
 def split_by_ends(index: int, count: int, ends: Sequence[int], ids: int, at: int, /) -> list[int]:

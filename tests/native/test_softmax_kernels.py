@@ -20,7 +20,7 @@ every_isa = pytest.mark.parametrize("isa", isas())
 ROWS, COLS = [1, 5, 33, 1000], [1, 3, 16, 17, 64, 130]
 every_shape = pytest.mark.parametrize(("rows", "cols"), list(itertools.product(ROWS, COLS)))
 EPS = torch.finfo(torch.float32).eps
-GUARD = 12345.0
+GUARD = 12352.0  # a number of bfloat16 too
 
 
 def drawn(*shape, seed=0, size=4.0):
@@ -34,13 +34,14 @@ class Tile:
 
     def __init__(self, scores, before=3, after=5):
         rows, cols = scores.shape
-        self.cells = torch.full((rows + 2, before + cols + after), GUARD)
+        self.cells = torch.full((rows + 2, before + cols + after), GUARD, dtype=scores.dtype)
         self.numbers = self.cells[1:-1, before : before + cols]
         self.numbers.copy_(scores)
 
     @property
     def place(self):
-        return self.numbers.data_ptr(), *self.numbers.shape, self.numbers.stride(0)
+        kind = native.TYPES[self.numbers.dtype]
+        return kind, self.numbers.data_ptr(), *self.numbers.shape, self.numbers.stride(0)
 
     def assert_nothing_else_written(self):
         cells = self.cells.clone()
@@ -55,8 +56,8 @@ def absorb(pieces, threads=1, gapless=False):
     for piece in pieces:
         tile = Tile(piece, 0, 0) if gapless else Tile(piece)
         before = tile.cells.clone()
-        _native.absorb(*tile.place, most.place[0], total.place[0], threads)
-        assert torch.equal(tile.cells.view(torch.int32), before.view(torch.int32))
+        _native.absorb(*tile.place, most.numbers.data_ptr(), total.numbers.data_ptr(), threads)
+        assert torch.equal(tile.cells.view(torch.uint8), before.view(torch.uint8))
     most.assert_nothing_else_written()
     total.assert_nothing_else_written()
     return most.numbers[0].clone(), total.numbers[0].clone()
@@ -287,6 +288,29 @@ def test_threads_change_no_bit(isa, rows, cols):
     assert_totals(alone[2], alone[3], scores)
 
 
+@every_isa
+@every_shape
+def test_half_precision_is_read_as_it_is_and_rounded_once(isa, rows, cols):
+    scores = drawn(rows, cols, seed=17, size=40.0).bfloat16()
+    scores[0, 0] = -torch.inf
+    lse, *parts = probability_parts(rows, cols)
+    with kernels_of(isa):
+        for gapless in (False, True):
+            for half, single in zip(
+                absorb([scores], gapless=gapless), absorb([scores.float()], gapless=gapless), strict=True
+            ):
+                assert torch.equal(half, single)
+        found, single = probabilities(scores, lse, *parts), probabilities(scores.float(), lse, *parts)
+        assert torch.equal(found, single.bfloat16())
+        scores[:] = torch.nan
+        assert probabilities(scores, lse, torch.ones(cols)).isnan().all()
+
+
+def test_scores_of_double_precision_are_refused():
+    with pytest.raises(ValueError, match="float32 or bfloat16"):
+        _native.absorb(native.TYPES[torch.float64], 0, 1, 1, 1, 0, 0, 1)
+
+
 def test_calls_from_several_python_threads_do_not_meet():
     scores = [drawn(700, 90, seed=seed) for seed in range(8)]
     parts = probability_parts(700, 90)
@@ -305,5 +329,5 @@ def test_calls_from_several_python_threads_do_not_meet():
 def test_nothing_is_read_or_written_where_there_is_nothing(isa):
     with kernels_of(isa):
         for rows, cols in ((0, 5), (5, 0), (0, 0)):
-            assert _native.absorb(0, rows, cols, 5, 0, 0, 2) is None
-            assert _native.probabilities(0, rows, cols, 5, 0, 0, 0, 0, 2) is None
+            assert _native.absorb(0, 0, rows, cols, 5, 0, 0, 2) is None
+            assert _native.probabilities(0, 0, rows, cols, 5, 0, 0, 0, 0, 2) is None

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorbed as tb
 from tensorbed.testing import assert_near
@@ -383,6 +384,28 @@ def test_autocast_gives_what_a_linear_layer_gives(dtype, impl):
         expected, made = F.linear(h, head.weight, head.bias), head(h)
         compiled = torch.compile(head, backend="aot_eager", fullgraph=True)(h)
     assert made.dtype == compiled.dtype == expected.dtype
+
+
+class Multiplied(TorchDispatchMode):
+    """The dtypes of what is multiplied."""
+
+    def __init__(self):
+        super().__init__()
+        self.dtypes = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm_):
+            self.dtypes |= {tensor.dtype for tensor in args[-2:]}
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("format", [tb.Dense(), tb.LowRank(rank=4), tb.TensorTrain(rank=3, shape=SHAPE)])
+def test_products_of_scores_are_of_half_precision_under_autocast_alone(format):
+    head, h, target = tb.Head(24, 101, format), torch.randn(40, 24, requires_grad=True), torch.randint(0, 101, (40,))
+    for enabled in (True, False):
+        with Multiplied() as multiplied, torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            head.loss(h, target).backward()
+        assert (torch.bfloat16 in multiplied.dtypes) is enabled
 
 
 def test_a_dense_state_is_refused_by_name(head):

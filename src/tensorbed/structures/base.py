@@ -189,7 +189,7 @@ class Structure(ABC):
         """Rows made block by block: by how many multiply-adds, and how many numbers written besides them, in all."""
         numbers = self.rows * self.cols
         cost = Cost(multiply_adds=numbers, making=making, made=numbers + besides)
-        return Scoring("rows", cost, partial(RowScores, self))
+        return Scoring("rows", cost, partial(RowScores, self), halves=True)
 
     def turned(self, p: Params, x: Tensor) -> Tensor:  # (n, cols) -> (n, k)
         """Vectors as :meth:`block` meets them, differentiable: of a table ``A @ B``, ``x @ B.T`` once for all rows."""

@@ -151,6 +151,7 @@ class ComposedMatrix(Structure):
                 sum((way.cost for way in ways[1:]), ways[0].cost),
                 partial(self._open, ways),
                 all(way.trains for way in ways),
+                all(way.halves for way in ways),
             )
             for ways in joined_scorings([part.scorings() for part in self.parts])
         ]

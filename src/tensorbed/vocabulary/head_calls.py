@@ -103,7 +103,7 @@ def loss_of(
         raise ValueError(
             f"{weight_name} requires a gradient, which the loss does not have for it; give {weight_name}.detach()."
         )
-    x = h.reshape(-1, vocabulary.structure.cols)
+    x = _as_autocast_asks(vocabulary, h).reshape(-1, vocabulary.structure.cols)
     loss = _computed(Asked(vocabulary, x, target.reshape(-1).long(), class_weight, options), impl)
     # Of the dtype of the vectors, as in torch; under autocast single precision, as in torch.
     loss = loss.to(working_dtype(h) if is_autocast(h) else h.dtype)
@@ -177,11 +177,17 @@ def _computed(asked: Asked, impl: str) -> Tensor:
 def logits_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, impl: str) -> Tensor:
     """``h @ table.T + bias``: ``(*, cols) -> (*, rows)``."""
     check_vectors(vocabulary, h)
-    if is_autocast(h) and torch.float64 not in (h.dtype, *(t.dtype for t in vocabulary.tensors)):
-        h = h.to(torch.get_autocast_dtype(h.device.type))
+    h = _as_autocast_asks(vocabulary, h)
     x, options = h.reshape(-1, vocabulary.structure.cols), Options(memory_budget=memory_budget)
     made = _computed(Asked(vocabulary, x, None, None, options), impl)
     return made.reshape(*h.shape[:-1], vocabulary.structure.rows)
+
+
+def _as_autocast_asks(vocabulary: Vocabulary, h: Tensor) -> Tensor:
+    """Vectors in autocast's dtype, as those that a linear layer multiplies; double precision stays."""
+    if not is_autocast(h) or torch.float64 in (h.dtype, *(t.dtype for t in vocabulary.tensors)):
+        return h
+    return h.to(torch.get_autocast_dtype(h.device.type))
 
 
 def topk_of(vocabulary: Vocabulary, h: Tensor, k: int, memory_budget: int | None) -> TopK:

@@ -113,7 +113,7 @@ def _scores(asked: Asked) -> Tensor:
     x, budget = asked.x, asked.options.memory_budget
     scorer = Scorer(asked.vocabulary.detached(), x.detach(), budget, trains=asked.trains, whole=True)
     order, out = scorer.scores.order, x.new_empty(x.shape[0], asked.structure.rows)
-    in_place = scorer.scores.any_layout and order is None and out.dtype == scorer.x.dtype
+    in_place = scorer.scores.any_layout and order is None and out.dtype == scorer.scores.dtype
     buffer = None if in_place else scorer.buffer()
     for group in scorer.groups():
         if buffer is None:
@@ -129,7 +129,7 @@ def _scores(asked: Asked) -> Tensor:
 def _gradients_of_scores(asked: Asked, grad: Tensor) -> list[Tensor | None]:
     """Gradients of the vectors, the bias and the tensors for those of the scores, ``(n, rows)``."""
     scorer = Scorer(asked.vocabulary, asked.x, asked.options.memory_budget, trains=True, whole=True)
-    order, dtype = scorer.scores.order, scorer.x.dtype
+    order, dtype = scorer.scores.order, scorer.scores.dtype
     copies = not scorer.scores.any_layout or scorer.padding is not None
     for group in scorer.groups():
         for start, stop in scorer.each_block():
@@ -189,7 +189,7 @@ class _Passes:
     def in_groups(self) -> None:
         """Scores of a group over all rows, then their gradients while the next group's scores take their place."""
         scorer, scales = self.scorer, self._scales()
-        buffers = {start: scorer.x.new_empty((stop - start) * scorer.tiling.group) for start, stop in scorer.blocks}
+        buffers = {start: scorer.room(stop - start) for start, stop in scorer.blocks}
         before: tuple[Group, Sums] | None = None
         for group in chain(scorer.groups(), [None]):
             now = None if group is None else (group, self._sums(group))

@@ -44,6 +44,11 @@ class Vocabulary:
         """What scores of these vectors are computed in: sums of half precision numbers are single."""
         return working_dtype(x, *self.tensors)
 
+    def products(self, x: Tensor) -> torch.dtype:
+        """What vectors are multiplied in: bfloat16 where autocast has made them that, as ``F.linear`` does."""
+        asked = x.dtype == torch.bfloat16 and any(t.dtype == torch.float32 for t in self.tensors)
+        return x.dtype if asked else self.dtype(x)
+
     def detached(self) -> Vocabulary:
         """The same, asking for no gradient."""
         bias = None if self.bias is None else self.bias.detach()
@@ -74,7 +79,8 @@ class Scorer:
         self.tiling = tiling = choose(task)
         self.x = x.detach().to(dtype)  # (n, cols)
         self.x_grad = torch.zeros_like(self.x) if x.requires_grad else None
-        self.scores = tiling.scoring.open(vocabulary.tensors, dtype, tiling.keeps)
+        products = vocabulary.products(x) if tiling.scoring.halves else dtype
+        self.scores = tiling.scoring.open(vocabulary.tensors, products, tiling.keeps)
         self.blocks = self.scores.blocks(tiling.height)
         self._positions: Tensor | None = None
         bias, padding = vocabulary.bias, vocabulary.padding_row
@@ -135,7 +141,11 @@ class Scorer:
 
     def buffer(self) -> Tensor:
         """Room for the largest tile."""
-        return self.x.new_empty(max((stop - start for start, stop in self.blocks), default=0) * self.tiling.group)
+        return self.room(max((stop - start for start, stop in self.blocks), default=0))
+
+    def room(self, rows: int) -> Tensor:
+        """Room for the scores of so many rows and the largest group."""
+        return self.x.new_empty(rows * self.tiling.group, dtype=self.scores.dtype)
 
     def write(self, group: Group, tile: Tensor) -> None:
         """Scores of the open block, before the soft cap: ``tile`` is ``(rows of the block, n)``."""
@@ -143,7 +153,7 @@ class Scorer:
         if self.padding is not None and self._has_padding:
             tile[self.padding_at - self.scores.start] = group.x @ self.padding
         if self.bias is not None:
-            tile += self.bias[self.scores.start : self.scores.stop, None]
+            tile += self.bias[self.scores.start : self.scores.stop, None].to(tile.dtype)
 
     def cap_(self, tile: Tensor) -> Tensor:
         """Scores with the soft cap, in place."""
@@ -160,7 +170,7 @@ class Scorer:
             self._bias_grad[start : self.scores.stop] += grad.sum(1)
         if self.padding is not None and self._has_padding:
             if self.x_grad is not None:
-                self.x_grad[group.at].addr_(grad[self.padding_at - start], self.padding)
+                self.x_grad[group.at].addr_(grad[self.padding_at - start].to(self.x.dtype), self.padding)
             grad[self.padding_at - start] = 0
         self.scores.backward(group.vectors, grad)
 

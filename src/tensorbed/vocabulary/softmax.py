@@ -72,10 +72,10 @@ class Sums:
         """Add one tile."""
         absorb(tile, self.most, self.total)
         rows, columns = self._targets(start)
-        self.picked[columns] = tile[rows, columns]
+        self.picked[columns] = tile[rows, columns].to(self.picked.dtype)
         if self.all_scores is not None:
             weight = self._class_weights(start, tile)
-            self.all_scores += tile.sum(0) if weight is None else weight @ tile
+            self.all_scores += tile.sum(0) if weight is None else weight.to(tile.dtype) @ tile
 
     def _targets(self, start: int) -> tuple[Tensor, Tensor]:
         """Where in the block that begins here the targets are: rows of the tile and columns."""
@@ -107,16 +107,14 @@ class Sums:
         """Turn a tile of scores into their gradient, in place: the formula above with its ``a``, ``b`` and ``g``."""
         probabilities(tile, self.lse, self.a, self.b, self._class_weights(start, tile))
         rows, columns = self._targets(start)
-        tile[rows, columns] -= self.g[columns]
+        tile[rows, columns] -= self.g[columns].to(tile.dtype)
 
 
 def absorb(tile: Tensor, most: Tensor, total: Tensor) -> None:  # (rows, n), (n,), (n,)
     """Online log-sum-exp of each column: ``most`` is the largest so far, ``total`` the sum of ``exp(score - most)``."""
     if _is_native(tile):
         assert native.module is not None
-        native.module.absorb(
-            tile.data_ptr(), *tile.shape, tile.stride(0), most.data_ptr(), total.data_ptr(), torch.get_num_threads()
-        )
+        native.module.absorb(*_place(tile), most.data_ptr(), total.data_ptr(), torch.get_num_threads())
         return
     high = torch.maximum(most, tile.amax(0))
     safe = torch.where(high == -math.inf, 0, high)  # nothing but -inf so far
@@ -134,17 +132,23 @@ def probabilities(tile: Tensor, lse: Tensor, scale: Tensor, smooth: Tensor | Non
     if _is_native(tile):
         assert native.module is not None
         native.module.probabilities(
-            tile.data_ptr(),
-            *tile.shape,
-            tile.stride(0),
+            *_place(tile),
             *(0 if one is None else one.data_ptr() for one in (lse, scale, smooth, weight)),
             torch.get_num_threads(),
         )
         return
-    tile.sub_(lse).exp_().mul_(scale).masked_fill_(scale == 0, 0)
+    wide = tile.to(lse.dtype)  # half precision is rounded once, at the end
+    wide.sub_(lse).exp_().mul_(scale).masked_fill_(scale == 0, 0)
     if smooth is not None:
-        tile.sub_(smooth if weight is None else weight[:, None] * smooth)
+        wide.sub_(smooth if weight is None else weight[:, None] * smooth)
+    tile.copy_(wide)
 
 
 def _is_native(tile: Tensor) -> bool:
-    return native.available and tile.is_cpu and tile.dtype == torch.float32 and type(tile) is Tensor
+    kernels = native.available and tile.dtype in (torch.float32, torch.bfloat16)
+    return kernels and tile.is_cpu and type(tile) is Tensor
+
+
+def _place(tile: Tensor) -> tuple[int, ...]:
+    """A tile as the kernels take it."""
+    return native.TYPES[tile.dtype], tile.data_ptr(), *tile.shape, tile.stride(0)

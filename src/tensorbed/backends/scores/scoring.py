@@ -82,14 +82,16 @@ class Scoring:
     """A way to score: its name for people, its cost, and how it begins.
 
     Attributes:
-        open: takes tensors in the structure's order, the dtype to compute in, and whether to keep what backward wants.
+        open: takes tensors in the structure's order, the dtype to multiply in, and whether to keep what backward wants.
         trains: whether it has gradients; without, it is for scores alone.
+        halves: whether it multiplies in half precision too, with sums in single.
     """
 
     name: str
     cost: Cost
     open: Callable[[Sequence[Tensor], torch.dtype, bool], Scores]
     trains: bool = True
+    halves: bool = False
 
 
 class Vectors:
@@ -100,9 +102,9 @@ class Vectors:
         - data, grad: ``(k, n)``
     """
 
-    def __init__(self, given: Tensor, graph: Tensor) -> None:
-        self.given, self.graph, self.data = given, graph, graph.detach()
-        self.grad = torch.zeros_like(self.data) if graph.requires_grad else None
+    def __init__(self, given: Tensor, graph: Tensor, dtype: torch.dtype) -> None:
+        self.given, self.graph, self.data = given, graph, graph.detach().to(dtype)
+        self.grad = torch.zeros_like(graph, requires_grad=False) if graph.requires_grad else None
 
 
 class Scores(ABC):
@@ -113,6 +115,7 @@ class Scores(ABC):
     Attributes:
         order: ``(rows,)`` int64, which row of the table each scored row is; ``None`` where that is the table's order.
         any_layout: whether a tile may also be the transpose of a contiguous one.
+        dtype: of tiles and of what is multiplied; ``sums`` is that of gradients, at least single precision.
         start, stop: the rows of the block that is open.
     """
 
@@ -123,10 +126,11 @@ class Scores(ABC):
 
     def __init__(self, structure: Scorable, tensors: Sequence[Tensor], dtype: torch.dtype, keeps: bool = False) -> None:
         self.structure, self.rows, self.dtype, self.keeps = structure, structure.rows, dtype, keeps
+        self.sums = torch.promote_types(dtype, torch.float32)
         leaves = []
         for tensor in tensors:
             stays = structure.takes_half or not tensor.is_floating_point()
-            leaves.append(tensor.detach().to(tensor.dtype if stays else dtype).requires_grad_(tensor.requires_grad))
+            leaves.append(tensor.detach().to(tensor.dtype if stays else self.sums).requires_grad_(tensor.requires_grad))
         self.tensors = structure.named(leaves)
         self.trained = [name for name, leaf in self.tensors.items() if leaf.requires_grad]
         self._grads: dict[str, Tensor] = {}
@@ -135,7 +139,7 @@ class Scores(ABC):
         """Vectors ready to be scored, with room for their gradient where one is asked for."""
         given = x.detach().requires_grad_(grad)
         with recording(grad or bool(self.trained)):
-            return Vectors(given, self.turned(given))
+            return Vectors(given, self.turned(given), self.dtype)
 
     def turned(self, x: Tensor) -> Tensor:  # (n, cols) -> (k, n)
         """What blocks multiply, differentiable in the vectors and the tensors."""
@@ -181,7 +185,7 @@ class Scores(ABC):
     def sum_of(self, name: str) -> Tensor:
         """The sum of a tensor's gradients so far."""
         if name not in self._grads:
-            self._grads[name] = torch.zeros_like(self.tensors[name], dtype=self.dtype, requires_grad=False)
+            self._grads[name] = torch.zeros_like(self.tensors[name], dtype=self.sums, requires_grad=False)
         return self._grads[name]
 
     def gradients(self) -> list[Tensor | None]:
@@ -213,28 +217,37 @@ class RowScores(Scores):
     def backward(self, vectors: Vectors, grad: Tensor) -> None:
         x = vectors.data.T
         if vectors.grad is not None:
-            vectors.grad.addmm_(self.block.detach().T, grad)
+            add_product(vectors.grad, self.block.detach().T, grad)
         if self.slice_of is not None:
             self._add_to_slice(self.slice_of, grad, x)
         elif self.block.requires_grad:
-            self.block_grad = grad @ x if self.block_grad is None else self.block_grad.addmm_(grad, x)
+            self.block_grad = (
+                (grad @ x).to(self.sums) if self.block_grad is None else add_product(self.block_grad, grad, x)
+            )
 
     def _add_to_slice(self, name: str, grad: Tensor, x: Tensor) -> None:  # (rows, n), (n, k)
         """``+= grad @ x`` for the gradient of the block's rows of a tensor, not written before the first time."""
         if name not in self._grads:
-            self._grads[name] = torch.empty_like(self.tensors[name], dtype=self.dtype, requires_grad=False)
+            self._grads[name] = torch.empty_like(self.tensors[name], dtype=self.sums, requires_grad=False)
         total = self._grads[name][self.start : self.stop]
         if self.start in self._written:
-            total.addmm_(grad, x)
-        else:
+            add_product(total, grad, x)
+        elif total.dtype == x.dtype:
             torch.mm(grad, x, out=total)
-            self._written.add(self.start)
+        else:
+            total.copy_(grad @ x)
+        self._written.add(self.start)
 
     def close(self) -> None:
         if self.block_grad is not None:
             leaves = [self.tensors[name] for name in self.made_of]
             self.add(self.made_of, torch.autograd.grad(self.block, leaves, self.block_grad, allow_unused=True))
         del self.block, self.block_grad
+
+
+def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:  # (h, w), (h, d), (d, w)
+    """``total += a @ b``, where those may be of half precision and the total is not."""
+    return total.addmm_(a, b) if a.dtype == total.dtype else total.add_(a @ b)
 
 
 def scores_of_rows(
@@ -279,6 +292,7 @@ class JoinedScores(Scores):
     def __init__(self, tables: Sequence[Scores], order: Tensor | None, constants: int) -> None:
         self.tables, self.constants = tables, constants
         self.rows, self.any_layout = sum(t.rows for t in tables), all(table.any_layout for table in tables)
+        self.dtype = tables[0].dtype
         self.firsts = [sum(table.rows for table in tables[:k]) for k in range(len(tables))]
         self.order = _joined_order(tables, self.firsts, order)
         self.at = 0  # which table's block is open

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.backends.chain import Chain
-from tensorbed.backends.scores.scoring import Cost, Scorable, Scores, Scoring, Vectors
+from tensorbed.backends.scores.scoring import Cost, Scorable, Scores, Scoring, Vectors, add_product
 from tensorbed.dispatch import recording
 
 _FEW = 16  # columns up to which products are better with the roles of their factors exchanged
@@ -130,7 +130,10 @@ class Route:
 
 def scorings(structure: Scorable, chain: Chain) -> list[Scoring]:
     """Every route through the cores, which are the structure's tensors."""
-    return [Scoring(route.name, cost, partial(ThroughCores, route, structure)) for route, cost in _routes(chain)]
+    return [
+        Scoring(route.name, cost, partial(ThroughCores, route, structure), halves=True)
+        for route, cost in _routes(chain)
+    ]
 
 
 @lru_cache(maxsize=256)
@@ -155,8 +158,8 @@ class ThroughCores(Scores):
         self.route, self.sizes, self.step = route, route.sizes, route.rows_of_a_digit
         with recording(bool(self.trained)):
             self.graph = route.matrices(list(self.tensors.values()))
-        self.matrices = [matrix.detach() for matrix in self.graph]
-        self.matrix_grads = [torch.zeros_like(matrix) for matrix in self.matrices] if self.trained else []
+        self.matrices = [matrix.detach().to(self.dtype) for matrix in self.graph]
+        self.matrix_grads = [torch.zeros_like(matrix, dtype=self.sums) for matrix in self.matrices if self.trained]
         # What went into each core after the first, for backward; by block where all is kept.
         self._tapes: dict[int, list[Tensor]] = {}
         self._on_tape: dict[int, tuple[int, Vectors]] = {}
@@ -221,9 +224,9 @@ class ThroughCores(Scores):
             grad = grad.reshape(height // joint, -1, joint, n).transpose(1, 2)
         grad = grad.reshape(height, -1)
         if vectors.grad is not None:
-            vectors.grad.view(data.shape).addmm_(first.flatten(0, 1).T, grad)
+            add_product(vectors.grad.view(data.shape), first.flatten(0, 1).T, grad)
         if self.trained:
-            self.matrix_grads[0][self.digits].view(-1, first.shape[2]).addmm_(grad, data.T)
+            add_product(self.matrix_grads[0][self.digits].view(-1, first.shape[2]), grad, data.T)
 
     def gradients(self) -> list[Tensor | None]:
         if self.trained:
@@ -265,8 +268,8 @@ def _add_outer(total: Tensor, grad: Tensor, x: Tensor) -> None:  # (h, d), (p, h
     p, h, w = grad.shape
     d = x.shape[1]
     if p == 1:
-        total.addmm_(grad[0], x[0].T)
+        add_product(total, grad[0], x[0].T)
     elif w * (h + d) < h * d:
-        total.addmm_(grad.transpose(0, 1).reshape(h, p * w), x.transpose(1, 2).reshape(p * w, d))
+        add_product(total, grad.transpose(0, 1).reshape(h, p * w), x.transpose(1, 2).reshape(p * w, d))
     else:
         total += torch.bmm(grad, x.transpose(1, 2)).sum(0)

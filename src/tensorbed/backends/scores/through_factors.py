@@ -45,7 +45,7 @@ def scorings(structure: Scorable, cuts: Sequence[tuple[int, Chain]]) -> list[Sco
         if chain.numel <= chain.rows * chain.cols // 4
         for reverse in (False, True)
     ]
-    return [Scoring(route.name, route.cost, partial(ThroughCores, route, structure)) for route in routes]
+    return [Scoring(route.name, route.cost, partial(ThroughCores, route, structure), halves=True) for route in routes]
 
 
 def _multiplied(factors: Sequence[Tensor]) -> Tensor:  # (I_k, J_k, R) each -> (prod I_k, prod J_k, R)
