@@ -129,7 +129,7 @@ def report(
 
 def tell_reports(bench: Bench) -> None:
     """Write them, and say where."""
-    from experiments.lab.report import reports
+    from experiments.lab.report.tables import reports
 
     for told in reports(bench):
         print(told)

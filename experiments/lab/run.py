@@ -15,7 +15,7 @@ from experiments.lab.records import about, append
 from experiments.lab.search import Bench
 from experiments.lab.settings import How, Settings
 from experiments.lab.task import Task
-from experiments.lab.training import named, train
+from experiments.lab.training import train
 
 
 def run(task: Task, config: str | None, options: Mapping[str, Any], how: How) -> str:
@@ -66,4 +66,4 @@ def trained(task: Task, settings: Settings, how: How, searched: list[str]) -> di
             raise
         # A point of a grid or a cell of a league: tried, and the worst there is.
         metric = task.metrics[0]
-        return {**named(task, settings), f"val_{metric.name}": metric.worst, "diverged": str(error), **about()}
+        return {**settings.as_line(task.name), f"val_{metric.name}": metric.worst, "diverged": str(error), **about()}

@@ -11,6 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from experiments.lab.errors import unknown
+from experiments.lab.metrics import Metric
 from experiments.lab.records import RESULTS, lines_file, read
 from experiments.lab.rows import Plan, Point, changed, configured, datasets, plan, smoke
 from experiments.lab.settings import Places, Settings, recorded
@@ -37,6 +38,16 @@ class Bench:
     def plan(self) -> Plan:
         return plan(self.task)
 
+    @property
+    def metric(self) -> Metric:
+        """The one that selects, and is reported first."""
+        return self.task.metrics[0]
+
+    @property
+    def split(self) -> str:
+        """What it is told on: the first test set, or validation."""
+        return (*self.task.tests, "validation")[0]
+
     @classmethod
     def of(cls, task: Task, places: Places) -> Bench:
         """Results are with those of the project, where nothing is said; of tiny runs with what else they leave."""
@@ -54,7 +65,7 @@ class Bench:
 
     def trials(self, dataset: str, format: str) -> dict[tuple[Point, int], float]:
         """The metric on validation of each point and seed of a format's grid, tried with the settings of today."""
-        search, score = self.plan.search(dataset), f"val_{self.task.metrics[0].name}"
+        search, score = self.plan.search(dataset), f"val_{self.metric.name}"
         if format not in search.rows:
             return {}
         lines = self.recorded("search")
@@ -84,7 +95,7 @@ class Bench:
         search, scores = self.plan.search(dataset), self.points(dataset, format)
         if not search.points or not set(search.points) <= set(scores):
             return None
-        return search.options_of(self.task.metrics[0].best(search.points, scores.__getitem__))
+        return search.options_of(self.metric.best(search.points, scores.__getitem__))
 
     def with_best(self, config: str, options: Mapping[str, Any]) -> Settings:
         """A row with what was found for its format, where neither its file nor the options tell it."""

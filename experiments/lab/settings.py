@@ -129,6 +129,11 @@ class Settings(Checked):
     def as_record(self) -> dict[str, Any]:
         return {**asdict(self), "fingerprint": self.fingerprint()}
 
+    def as_line(self, task: str) -> dict[str, Any]:
+        """What every line of results begins with: of which run it is."""
+        names = ("dataset", "row", "seed", "format")
+        return {"task": task, **{name: getattr(self, name) for name in names}, "settings": self.as_record()}
+
 
 def with_options(
     function: Callable[..., None], *kinds: type[Checked], names: Iterable[str] | None = None, **helps: str

@@ -20,7 +20,7 @@ from experiments.lab.errors import Diverged, ExperimentError, Stopped
 from experiments.lab.formats import stored
 from experiments.lab.metrics import Evaluation
 from experiments.lab.optimisers import OPTIMIZERS, pace
-from experiments.lab.processes import Interrupts, accelerator_of, random_state, set_random_state
+from experiments.lab.processes import Interrupts, accelerator_of
 from experiments.lab.records import about, peak_memory
 from experiments.lab.settings import How, Settings
 from experiments.lab.task import Task, tables
@@ -220,33 +220,26 @@ class Training:
         return figures
 
     def model_state(self) -> dict[str, Tensor]:
-        if self.how.fsdp:
-            return self.sharding.whole_model(self.model)
-        return {
-            name: tensor.detach().cpu().clone() for name, tensor in self.accelerator.get_state_dict(self.model).items()
-        }
-
-    def optimizer_state(self) -> dict[str, Any]:
-        if self.how.fsdp:
-            return self.sharding.whole_optimizer(self.model, self.optimizer)
-        state: dict[str, Any] = self.optimizer.state_dict()
-        return state
+        of_all = self.sharding.whole(self.model)[0] if self.how.fsdp else self.accelerator.get_state_dict(self.model)
+        return {name: tensor.detach().cpu().clone() for name, tensor in of_all.items()}
 
     def load_model(self, tensors: dict[str, Tensor]) -> None:
         if self.how.fsdp:
-            self.sharding.load_whole_model(self.model, tensors)
-            return
-        self.accelerator.unwrap_model(self.model).load_state_dict(tensors)
+            self.sharding.load_whole(self.model, tensors)
+        else:
+            self.accelerator.unwrap_model(self.model).load_state_dict(tensors)
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Everything the rest of the run depends on. All processes take part; the first one writes."""
-        mine = [(random_state(self.accelerator.device), self.carried)]
+        mine = [(torch.get_rng_state(), torch.cuda.get_rng_state_all(), self.carried)]
         of_all = gather_object(mine) if self.processes > 1 else mine
         self.state.total = time.perf_counter() - self.begun
         content = {
             "data": self.data.sizes(),
             "model": self.model_state(),
-            "optimizer": self.optimizer_state(),
+            "optimizer": self.sharding.whole(self.model, self.optimizer)[1]
+            if self.how.fsdp
+            else self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "processes": of_all,
             "source": self.source.state_dict() if hasattr(self.source, "state_dict") else None,
@@ -263,14 +256,15 @@ class Training:
                 f"{checkpoints.path} was made with other data: {content['data']}, now {self.data.sizes()}. "
                 "Give the same --data, or begin anew with --restart."
             )
-        self.load_model(content["model"])
         if self.how.fsdp:
-            self.sharding.load_whole_optimizer(self.model, self.optimizer, content["optimizer"])
+            self.sharding.load_whole(self.model, content["model"], self.optimizer, state=content["optimizer"])
         else:
+            self.load_model(content["model"])
             self.optimizer.load_state_dict(content["optimizer"])
         self.scheduler.load_state_dict(content["scheduler"])
-        random, self.carried = content["processes"][self.accelerator.process_index]
-        set_random_state(self.accelerator.device, random)
+        processor, devices, self.carried = content["processes"][self.accelerator.process_index]
+        torch.set_rng_state(processor)
+        torch.cuda.set_rng_state_all(devices)
         if hasattr(self.source, "load_state_dict"):
             self.source.load_state_dict(content["source"])
         self.state, self.best = State(**content["state"]), content["best"]
@@ -308,12 +302,6 @@ def train(task: Task, settings: Settings, how: How) -> dict[str, Any]:
     return {**result(run, tests), **more}
 
 
-def named(task: Task, settings: Settings) -> dict[str, Any]:
-    """What every line begins with: of which run it is."""
-    names = ("dataset", "row", "seed", "format")
-    return {"task": task.name, **{name: getattr(settings, name) for name in names}, "settings": settings.as_record()}
-
-
 def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
     """The line of results."""
     settings, state, task = run.settings, run.state, run.task
@@ -326,7 +314,7 @@ def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
     }
     figures |= {f"{split}_{name}": value for split, values in tests.items() for name, value in values.items()}
     return {
-        **named(task, settings),
+        **settings.as_line(task.name),
         "shape": [
             list(getattr(structure, "row_factors", (structure.rows,))),
             list(getattr(structure, "col_factors", (structure.cols,))),

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
 from experiments.lab.metrics import Metric
-from experiments.lab.report.summary import Entry
+from experiments.lab.report.summary import Point
 from pages import COLOURS, MARKERS, PLAIN, SIZE, STYLE, svg
 
 LINES = ("-", "--", ":", "-.")
@@ -38,21 +38,6 @@ def looks(names: Iterable[str]) -> dict[str, Look]:
         marker = MARKERS[(place + again) % len(MARKERS)]
         of_all[name] = Look(COLOURS[place], marker, SIDES[k % len(SIDES)], LINES[again % len(LINES)])
     return of_all
-
-
-@dataclass(frozen=True)
-class Point:
-    """A row in a picture of sizes."""
-
-    ratio: float
-    mean: float
-    deviation: float | None = None
-    paper: float | None = None
-    name: str = ""
-
-    @classmethod
-    def of(cls, entry: Entry) -> Point:
-        return cls(entry.ratio, entry.mean, entry.deviation, entry.paper, entry.row)
 
 
 @dataclass(frozen=True)
@@ -113,8 +98,8 @@ def draw_points(axes: Any, series: Series) -> None:
     right, up, side = series.look.side
     text = {"textcoords": "offset points", "ha": side, "color": series.look.colour, "fontsize": 9.5}
     for point in points:
-        if point.name:
-            axes.annotate(point.name, (point.ratio, point.mean), (right, up), **text)
+        if point.row:
+            axes.annotate(point.row, (point.ratio, point.mean), (right, up), **text)
     paper = [(point.ratio, point.paper) for point in points if point.paper is not None]
     if paper:
         axes.plot(*zip(*paper, strict=True), linestyle="none", markerfacecolor="none", **look)

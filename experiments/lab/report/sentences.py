@@ -29,7 +29,7 @@ def ranges(summary: Summary, smaller: Sequence[Entry], full: Entry) -> str:
     sizes = span((entry.ratio for entry in smaller), "{:,.0f}".format)
     values = span((entry.mean for entry in smaller), metric.written)
     return (
-        f"tables {sizes} times smaller have a {summary.split} {metric.name} of {values}, the full table has "
+        f"tables {sizes} times smaller have a {summary.bench.split} {metric.name} of {values}, the full table has "
         f"{metric.written(full.mean)}."
     )
 
@@ -53,7 +53,7 @@ def best_of_each_format(summary: Summary, smaller: Sequence[Entry], full: Entry)
             best = metric.best(rows, lambda entry: fmean(entry.validation))
             said.append(
                 f"of the {summary.plural(format)} {best.row}, {best.ratio:,.0f} times smaller, is best on validation; "
-                f"its {summary.split} {metric.name} is {metric.written(best.mean)}, "
+                f"its {summary.bench.split} {metric.name} is {metric.written(best.mean)}, "
                 f"{metric.told(best.mean, full.mean)} the full table's "
                 f"({counted(len(best.test), 'seed')}, full {len(full.test)})."
             )
@@ -92,7 +92,7 @@ def how_to_read(summary: Summary, entries: Sequence[Entry]) -> str:
     said = [f"In the first picture further right is smaller and {better} is better{hollow}."]
     if any(entry.deviation is not None for entry in entries):
         said.append("Bars, and the band around the full table, are deviations over seeds.")
-    if any(len(entry.seeds) > 1 for entry in entries):
+    if any(len(entry.test) > 1 for entry in entries):
         said.append("In the others each line is the mean over all seeds, and ends where the last of them stopped.")
     if any(entry.early_stops for entry in entries):
         said.append("A dot is where a seed stopped before the others; its last value stays in the mean.")

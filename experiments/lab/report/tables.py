@@ -1,14 +1,19 @@
-"""The report of a task's rows: their tables, pictures, and what is seen in them."""
+"""The reports of a task, and that of its rows: their tables, pictures, and what is seen in them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
+from experiments.lab.errors import ExperimentError
+from experiments.lab.files import write_whole
 from experiments.lab.formats import FULL, label
+from experiments.lab.league import Standings
+from experiments.lab.records import read
 from experiments.lab.report.document import Part, document, items, names, pictures, table
-from experiments.lab.report.plots import LINES, Look, Point, Series, curve_picture, looks, size_picture
+from experiments.lab.report.plots import LINES, Look, Series, curve_picture, looks, size_picture
 from experiments.lab.report.sentences import (
     counted,
     findings,
@@ -21,7 +26,31 @@ from experiments.lab.report.sentences import (
     searched,
     value_text,
 )
-from experiments.lab.report.summary import Entry, Summary
+from experiments.lab.report.summary import Entry, Summary, summarise
+from experiments.lab.search import Bench
+
+
+def reports(bench: Bench) -> Iterator[str]:
+    """Write what there is to tell of a task, its rows and its league; a sentence on each."""
+    everything, standings = read(bench.file()), bench.recorded("league")
+    lines = bench.in_tables(everything)
+    left_out = len(everything) - len(lines)
+    others = f"; {left_out} lines are no runs of the tables as they are configured now" if left_out else ""
+    if not lines and not standings:
+        makes = f"experiments sweep {bench.task.name} makes them"
+        raise ExperimentError(f"{bench.file()} has no runs to report{others}; {makes}.")
+    if lines:
+        yield f"{written(bench.file(), *tables_report(summarise(bench, lines)))}, from {len(lines)} runs{others}"
+    if standings:
+        yield f"{written(bench.file('league'), *Standings(bench).report())}, from {len(standings)} runs"
+
+
+def written(lines: Path, text: str, page: str) -> str:
+    """The names of the two files beside the lines, which are written whole."""
+    files = {lines.with_suffix(".md"): text, lines.with_suffix(".html"): page}
+    for path, content in files.items():
+        write_whole(path, content.encode())
+    return " and ".join(map(str, files))
 
 
 def tables_report(summary: Summary) -> tuple[str, str]:
@@ -33,15 +62,10 @@ def tables_report(summary: Summary) -> tuple[str, str]:
     for dataset, entries in summary.beside.items():
         said = items(findings_beside(summary, dataset))
         sections[f"{summary.title(dataset)}, beside the table"] = [entry_table(summary, entries), said]
-    sections["How"] = [items(notes(summary))]
+    sections["How"] = [items([*texts.get("notes", []), overheads(summary)])]
     if summary.grids:
         sections["Search on validation"] = [items(searched(summary)), table(search_rows(summary))]
     return document(texts["title"], texts["lead"], sections, heading=texts.get("heading"), about=described(summary))
-
-
-def notes(summary: Summary) -> list[str]:
-    """How it was measured, and what that cost."""
-    return [*summary.texts.get("notes", []), overheads(summary)]
 
 
 def entry_table(summary: Summary, entries: Sequence[Entry]) -> Part:
@@ -58,17 +82,16 @@ def entry_table(summary: Summary, entries: Sequence[Entry]) -> Part:
 def cells(summary: Summary, entry: Entry) -> dict[str, str]:
     """A line of a table, as text under its headings. What is compared comes first: a phone shows five columns."""
     metric, full = summary.metric, summary.entry(entry.dataset, FULL)
-    deviation = "" if entry.deviation is None else f" ± {metric.written(entry.deviation)}"
     beside = "" if full is None or entry is full else f"{metric.beside(entry.mean, full.mean):+.1f}"
     return {
         "row": entry.row,
         "times smaller": f"{entry.ratio:,.0f}",
-        "ours": f"{metric.written(entry.mean)}{deviation}",
+        "ours": entry.written(metric),
         "to our full": beside,
         "paper": "" if entry.paper is None else metric.written(entry.paper),
         **{name: f"{value:.4g}" for name, value in entry.more.items()},
         "validation": metric.written(fmean(entry.validation)),
-        "seeds": str(len(entry.seeds)),
+        "seeds": str(len(entry.test)),
         "parameters": f"{entry.total_parameters / 1e6:.2f}M",
         "rank": entry.rank,
         **{name: value_text(entry.settings[name]) for name in summary.searched},
@@ -82,13 +105,13 @@ def drawn(summary: Summary, dataset: str, entries: Sequence[Entry]) -> Part:
     full = summary.entry(dataset, FULL)
     smaller = [entry for entry in entries if entry.format != FULL]
     of_format = {
-        format: Series(label(format), look, [Point.of(entry) for entry in entries if entry.format == format])
+        format: Series(label(format), look, [entry for entry in entries if entry.format == format])
         for format, look in looks(summary.formats).items()
     }
     ours = [of_format[format] for format in summary.formats if format != FULL and of_format[format].points]
-    sizes = size_picture(f"{dataset}-ratio", metric, summary.split, of_format[FULL], ours)
+    sizes = size_picture(f"{dataset}-ratio", metric, summary.bench.split, of_format[FULL], ours)
     seen = ranges(summary, smaller, full) if smaller and full else ""
-    figures = [(f"{summary.split.capitalize()} {metric.name} against size", seen, sizes)]
+    figures = [(f"{summary.bench.split.capitalize()} {metric.name} against size", seen, sizes)]
     when = "after each epoch" if stage == "epoch" else "while training"
     everything = curves(entries, of_format)
     for format in dict.fromkeys(entry.format for entry in smaller):

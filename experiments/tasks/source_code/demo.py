@@ -21,7 +21,8 @@ from experiments.lab.files import writable_folder, write_whole
 from experiments.lab.formats import known, label
 from experiments.lab.processes import Interrupts
 from experiments.lab.report.document import table
-from experiments.lab.report.plots import Point, Series, curve_picture, looks, size_picture
+from experiments.lab.report.plots import Series, curve_picture, looks, size_picture
+from experiments.lab.report.summary import Point
 from experiments.lab.rows import configured, plan
 from experiments.lab.settings import How
 from experiments.lab.task import Task
@@ -150,7 +151,7 @@ def as_html(task: Task, told: dict[str, Any], records: Sequence[Record]) -> str:
     series = []
     for record, look in zip(records, looks(record["row"] for record in records).values(), strict=True):
         stages, values = zip(*((one["step"], one["val_perplexity"]) for one in record["epochs"]), strict=True)
-        point = Point(record["ratio"], record["val_perplexity"])
+        point = Point(ratio=record["ratio"], test=(record["val_perplexity"],))
         series.append(Series(label(record["row"]), look, [point], stages, values))
     return page(
         "Both ends of a language model, full and compressed",
