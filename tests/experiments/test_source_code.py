@@ -133,8 +133,14 @@ def test_bytes_that_are_not_utf8_are_passed_over(folder):
 # Models and batches
 
 
+def without_tables(model):
+    """Everything but the two tables; the head's bias is no part of its table."""
+    tables = {f"{end}.{name}" for end in ("embedding", "head") for name in getattr(model, end).params()}
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in tables}
+
+
 def test_models_differ_in_the_tables_only(corpus):
-    bodies = [model_of(row, corpus).body() for row in ROWS]
+    bodies = [without_tables(model_of(row, corpus)) for row in ROWS]
     assert any(name.startswith("recurrent.") for name in bodies[0])
     assert torch.equal(bodies[0]["head.bias"], corpus.log_frequencies())
     for body in bodies[1:]:
