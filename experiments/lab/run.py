@@ -13,7 +13,7 @@ from experiments.lab.files import alone, writable_folder
 from experiments.lab.processes import first_process, part
 from experiments.lab.records import about, append
 from experiments.lab.search import Bench
-from experiments.lab.settings import How, Settings
+from experiments.lab.settings import How
 from experiments.lab.task import Task
 from experiments.lab.training import train
 
@@ -26,11 +26,29 @@ def run(task: Task, config: str | None, options: Mapping[str, Any], how: How) ->
     writable_folder(checkpoints.folder, "--out")
     writable_folder(bench.results, "--results")
     with alone(checkpoints.folder) if first_process() else nullcontext():
-        searched = {name for search in bench.plan.searches.values() for name in search.names}
-        record = trained(task, settings, how, [name for name in searched if options.get(name) is None])
+        if how.resume:
+            # What a search finds is as it was when the run began: one may have ended since.
+            names = {name for search in bench.plan.searches.values() for name in search.names}
+            begun = checkpoints.read()["settings"]
+            kept = {name: begun[name] for name in names if name in begun and options.get(name) is None}
+            settings = replace(settings, **kept)
+        elif how.resume_if_possible:
+            how = replace(how, resume=checkpoints.usable())
+        elif checkpoints.path.exists() and not how.restart:
+            raise ExperimentError(
+                f"{checkpoints.path} is of a run that was stopped: --resume goes on with it, --restart begins anew."
+            )
+        try:
+            record = train(task, settings, how)
+        except Diverged as error:
+            if not how.kind:
+                raise
+            # A point of a grid or a cell of a league: tried, and the worst there is.
+            worst = {f"val_{bench.metric.name}": bench.metric.worst}
+            record = {**settings.as_line(task.name), **worst, "diverged": str(error), **about()}
         if first_process():
             append(bench.file(how.kind), record)
-            checkpoints.remove()
+            checkpoints.path.unlink(missing_ok=True)  # nobody needs it any more
     part()
     return f"{told(task, record)}; a line was added to {bench.file(how.kind)}"
 
@@ -44,26 +62,3 @@ def told(task: Task, record: Mapping[str, Any]) -> str:
     validation = f"validation {record[f'val_{metric.name}']:.{metric.digits + 1}f}"
     size = [f"ratio {record['ratio']:,.0f}"] if "ratio" in record else []
     return f"{record['dataset']} {record['row']} seed {record['seed']}: {', '.join([*tests, validation, *size])}"
-
-
-def trained(task: Task, settings: Settings, how: How, searched: list[str]) -> dict[str, Any]:
-    """The result of a run that is begun, or gone on with."""
-    checkpoints = Checkpoints.of(task.name, settings, how)
-    if how.resume:
-        # What a search finds is as it was when the run began: one may have ended since.
-        begun = checkpoints.read()["settings"]
-        settings = replace(settings, **{name: begun[name] for name in searched if name in begun})
-    elif how.resume_if_possible:
-        how = replace(how, resume=checkpoints.usable())
-    elif checkpoints.path.exists() and not how.restart:
-        raise ExperimentError(
-            f"{checkpoints.path} is of a run that was stopped: --resume goes on with it, --restart begins anew."
-        )
-    try:
-        return train(task, settings, how)
-    except Diverged as error:
-        if not how.kind:
-            raise
-        # A point of a grid or a cell of a league: tried, and the worst there is.
-        metric = task.metrics[0]
-        return {**settings.as_line(task.name), f"val_{metric.name}": metric.worst, "diverged": str(error), **about()}

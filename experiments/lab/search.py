@@ -63,28 +63,23 @@ class Bench:
         state = path.stat() if path.exists() else None
         return _recorded(path, self.task, state and (state.st_mtime_ns, state.st_size))
 
-    def trials(self, dataset: str, format: str) -> dict[tuple[Point, int], float]:
-        """The metric on validation of each point and seed of a format's grid, tried with the settings of today."""
-        search, score = self.plan.search(dataset), f"val_{self.metric.name}"
+    def points(self, dataset: str, format: str) -> Scores:
+        """The points of a format's grid that have been tried with every seed and the settings of today.
+
+        Each has the metric on validation, the mean over its seeds.
+        """
+        search, score, means = self.plan.search(dataset), f"val_{self.metric.name}", {}
         if format not in search.rows:
             return {}
         lines = self.recorded("search")
         seen = {settings: record[score] for settings, record in lines if isinstance(record.get(score), float)}
         searched = configured(self.task, f"{dataset}-{search.rows[format]}", search.options)
-        wanted = {
-            (point, seed): search.tried(replace(searched, seed=seed, **search.options_of(point)))
-            for point in search.points
-            for seed in range(search.seeds)
-        }
-        return {trial: seen[settings] for trial, settings in wanted.items() if settings in seen}
-
-    def points(self, dataset: str, format: str) -> Scores:
-        """The points of a format's grid that have been tried with every seed, each with the mean over them."""
-        scores: defaultdict[Point, list[float]] = defaultdict(list)
-        for (point, _), score in self.trials(dataset, format).items():
-            scores[point].append(score)
-        seeds = self.plan.search(dataset).seeds
-        return {point: fmean(of) for point, of in scores.items() if len(of) == seeds}
+        for point in search.points:
+            of_point = search.tried(replace(searched, **search.options_of(point)))
+            scores = [seen[trial] for seed in range(search.seeds) if (trial := replace(of_point, seed=seed)) in seen]
+            if len(scores) == search.seeds:
+                means[point] = fmean(scores)
+        return means
 
     def grids(self) -> dict[tuple[str, str], Scores]:
         keys = [(dataset, format) for dataset, search in self.plan.searches.items() for format in search.rows]
@@ -112,13 +107,12 @@ class Bench:
         if config is None and dataset not in datasets(self.task):
             raise unknown("dataset", dataset, datasets(self.task))
         name = f"{dataset}-full" if config is None else config
-        row = self.with_best(name, {})
         if search:
-            tried = self.plan.search(row.dataset)
+            tried = self.plan.search(configured(self.task, name, {}).dataset)
             settings = configured(self.task, name, {**tried.options, **given})
             return tried.tried(smoke(self.task, settings) if tiny else settings)
         settings = self.with_best(name, given)
-        settings = replace(settings, row=changed(row, settings, given))
+        settings = replace(settings, row=changed(self.with_best(name, {}), settings, given))
         return smoke(self.task, settings) if tiny else settings
 
     def in_tables(self, records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

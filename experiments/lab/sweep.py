@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -83,21 +83,14 @@ class Sweep(Places):
 
     def settings(self, cell: Cell) -> Settings:
         """What the run would be told now: a result of anything else is not its result."""
-        return self.bench.settle(cell.config, cell.options, tiny=self.smoke)
+        return self.bench.settle(cell.config, cell.options, tiny=self.smoke, search=cell.kind == "search")
 
     def untried(self, dataset: str) -> list[Cell]:
         """What is missing of the grid of each format."""
         search = self.bench.plan.search(dataset)
-        if self.smoke:
-            return []
-        have = {row: self.bench.trials(dataset, format) for format, row in search.rows.items()}
-        return [
-            Cell(f"{dataset}-{row}", {**search.options_of(point), "seed": seed}, "search")
-            for row in search.rows.values()
-            for point in search.points
-            for seed in range(search.seeds)
-            if (point, seed) not in have[row]
-        ]
+        grid = product(search.rows.values(), search.points, range(search.seeds))
+        trials = [Cell(f"{dataset}-{row}", {**search.options_of(at), "seed": seed}, "search") for row, at, seed in grid]
+        return [] if self.smoke else self.missing(trials)
 
     def do(self, wanted: Sequence[Cell]) -> list[str]:
         """Run all of them; the names of those that failed. Ctrl-C and SIGTERM are passed on to the runs, which save."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from benchmarks.allocator import keep_freed_memory
 from experiments.lab.batches import Batch
-from experiments.lab.checkpoints import Checkpoints
+from experiments.lab.checkpoints import MODEL, Checkpoints
 from experiments.lab.errors import Diverged, ExperimentError, Stopped
 from experiments.lab.formats import stored
 from experiments.lab.metrics import Evaluation
@@ -298,7 +298,7 @@ def train(task: Task, settings: Settings, how: How) -> dict[str, Any]:
             with torch.no_grad():
                 more = task.after(run)
     if how.keep_model and main:
-        checkpoints.save_model(run.best)
+        checkpoints.save({"best": run.best}, MODEL)
     return {**result(run, tests), **more}
 
 
