@@ -13,9 +13,8 @@ from experiments.lab import formats
 from experiments.lab.errors import ExperimentError
 from experiments.lab.records import append
 from experiments.lab.report.document import document, items, pictures, table
-from experiments.lab.report.plots import Series, looks, size_picture
-from experiments.lab.report.sentences import counted
-from experiments.lab.report.summary import Point
+from experiments.lab.report.plots import looks, size_picture
+from experiments.lab.report.summary import Point, counted
 from experiments.lab.rows import configured, datasets
 from experiments.lab.search import Bench
 from experiments.lab.settings import Settings
@@ -109,13 +108,13 @@ class Standings:
         """As a text and as a page."""
         metric, split = self.bench.metric, self.bench.split
         full, *series = [
-            Series(formats.label(name), look, [point for (of, _), point in self.points.items() if of == name])
-            for name, look in looks([formats.FULL, *self.names]).items()
+            replace(series, points=[point for (of, _), point in self.points.items() if of == name])
+            for name, series in looks([formats.FULL, *self.names]).items()
         ]
         picture = size_picture("league", metric, split, full, [one for one in series if one.points])
         seen = f"further right is smaller and {'higher' if metric.higher else 'lower'} is better."
         drawn = pictures([(f"{split.capitalize()} {metric.name} against size", seen, picture)])
-        parts = [items(self.seen()), table(self.rows(), [one.look.colour for one in series]), drawn]
+        parts = [items(self.seen()), table(self.rows(), [one.colour for one in series]), drawn]
         return document(f"{self.bench.task.texts['title']}: a league of formats", NOTE, {"": parts})
 
 

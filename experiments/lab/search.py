@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.lab.errors import unknown
 from experiments.lab.metrics import Metric
-from experiments.lab.records import RESULTS, lines_file, read
+from experiments.lab.records import RESULTS, read
 from experiments.lab.rows import Plan, Point, changed, configured, datasets, plan, smoke
 from experiments.lab.settings import Places, Settings, recorded
 from experiments.lab.task import Task
@@ -55,7 +55,7 @@ class Bench:
 
     def file(self, kind: str = "") -> Path:
         """The lines of runs, of a search or of a league."""
-        return lines_file(self.results, self.task.name, kind)
+        return self.results / f"{self.task.name}{kind and f'_{kind}'}.jsonl"
 
     def recorded(self, kind: str = "") -> list[tuple[Settings, Mapping[str, Any]]]:
         """Lines that tell settings there still are, with them."""

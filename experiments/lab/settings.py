@@ -25,7 +25,6 @@ from experiments.lab.errors import ExperimentError, unknown
 from experiments.lab.files import text_of
 from experiments.lab.optimisers import OPTIMIZERS, SCHEDULES
 
-_LIMITS = ("least", "above", "below", "choices")
 _NAME = re.compile(r"[\w=+-][\w=+.-]{0,99}", re.ASCII)  # a row's name is a folder's too
 _PLAIN: dict[Any, Any] = {str: str, bool: bool, int: int, float: (int, float), NoneType: NoneType}
 S = TypeVar("S", bound="Settings")
@@ -34,7 +33,7 @@ types_of: Callable[[Any], dict[str, Any]] = cache(get_type_hints)  # thousands o
 
 def option(default: Any, help: str | None = None, **limits: Any) -> Any:
     """A field with what may stand in it: ``least``, ``above``, ``below``, ``choices``."""
-    return field(default=default, metadata={"help": help, **dict.fromkeys(_LIMITS), **limits})
+    return field(default=default, metadata={"help": help, **limits})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +42,17 @@ class Checked:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            _check(each.name, getattr(self, each.name), each.metadata)
-
-
-def _check(name: str, value: Any, told: Mapping[str, Any]) -> None:
-    if value is None or not told:
-        return
-    if told["choices"] is not None and value not in told["choices"]:
-        raise unknown(name, value, told["choices"])
-    least, above, below = told["least"], told["above"], math.inf if told["below"] is None else told["below"]
-    if least is not None and not least <= value < below:
-        limit = "" if below == math.inf else f" and below {below}"
-        raise ExperimentError(f"{name}={value}: it must be at least {least}{limit}.")
-    if above is not None and not above < value < below:
-        raise ExperimentError(f"{name}={value}: it must be above {above} and finite.")
+            name, value, limits = each.name, getattr(self, each.name), each.metadata
+            if value is None:
+                continue
+            if "choices" in limits and value not in limits["choices"]:
+                raise unknown(name, value, limits["choices"])
+            below = limits.get("below", math.inf)
+            if "least" in limits and not limits["least"] <= value < below:
+                limit = "" if below == math.inf else f" and below {below}"
+                raise ExperimentError(f"{name}={value}: it must be at least {limits['least']}{limit}.")
+            if "above" in limits and not limits["above"] < value < below:
+                raise ExperimentError(f"{name}={value}: it must be above {limits['above']} and finite.")
 
 
 @dataclass(frozen=True, kw_only=True)

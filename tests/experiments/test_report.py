@@ -19,10 +19,9 @@ from experiments.__main__ import app
 from experiments.lab import records
 from experiments.lab.errors import ExperimentError
 from experiments.lab.records import append, read
-from experiments.lab.report.plots import Series, draw_curve, looks
-from experiments.lab.report.sentences import findings, findings_beside, how_to_read, pace, row_names
+from experiments.lab.report.plots import draw_curve, looks
 from experiments.lab.report.summary import summarise as summarised
-from experiments.lab.report.tables import curves, tables_report
+from experiments.lab.report.tables import curves, findings, findings_beside, how_to_read, pace, row_names, tables_report
 from experiments.lab.rows import configured
 from experiments.lab.search import Bench
 from experiments.lab.task import find
@@ -127,8 +126,7 @@ def test_the_picture_of_curves_marks_where_seeds_stopped():
     entries = summary.tables["sst5"]
     figure = Figure()
     axes = figure.add_subplot()
-    looked = {format: Series(format, look) for format, look in looks(summary.formats).items()}
-    for series in curves(entries, looked):
+    for series in curves(entries, looks(summary.formats)):
         draw_curve(axes, series)
     full, full_stops, train, train_stops = axes.lines
     assert list(full.get_xdata()) == [1, 2]

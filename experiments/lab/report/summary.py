@@ -210,3 +210,8 @@ def factors(numbers: Iterable[int]) -> str:
     """``(5, 6)``, or one number by itself."""
     given = list(numbers)
     return str(given[0]) if len(given) == 1 else f"({','.join(map(str, given))})"
+
+
+def counted(number: float, what: str) -> str:
+    """``1 seed``, ``5 seeds``."""
+    return f"{number:g} {what}{'' if number == 1 else 's'}"

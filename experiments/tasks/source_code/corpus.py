@@ -15,10 +15,13 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
+from experiments.lab.batches import lanes_of
 from experiments.lab.errors import ExperimentError
 from experiments.lab.words import choose_words, log_frequencies, numbering, places
 
 EVERY = 20  # one file in this many is for validation
+VALIDATION_LANES = 16
+VALIDATION_TOKENS = 8192
 
 # Tests and bundled programs are not the library; encodings and pydoc_data hold generated tables and prose.
 SKIPPED = frozenset(
@@ -50,6 +53,14 @@ class Corpus:
 
     def log_frequencies(self) -> Tensor:  # -> (words,)
         return log_frequencies(self.train, len(self.words))
+
+    def validation(self) -> Tensor:  # -> (VALIDATION_LANES, length)
+        """What is read side by side in validation: of equal parts of the stream only their beginning."""
+        lanes = lanes_of(self.valid, VALIDATION_LANES, "validation")
+        return lanes[:, : VALIDATION_TOKENS // VALIDATION_LANES + 1]
+
+    def sizes(self) -> dict[str, list[int]]:
+        return {"train": [len(self.train)], "validation": [len(self.valid)], "words": [len(self.words)]}
 
 
 def tokenize(text: str) -> list[str]:
