@@ -13,8 +13,7 @@ from typer.core import TyperGroup
 from experiments.lab.errors import ExperimentError, Stopped, unknown
 from experiments.lab.processes import first_process
 from experiments.lab.records import RESULTS
-from experiments.lab.rows import datasets
-from experiments.lab.search import Bench
+from experiments.lab.rows import Bench, datasets
 from experiments.lab.settings import How, with_options
 from experiments.lab.sweep import Sweep
 from experiments.lab.task import Task, find, task_folders
@@ -64,7 +63,7 @@ def train_row(
     """One run, and what came of it; nothing, where one of the task's own commands is asked for."""
     if ctx.invoked_subcommand is not None:
         return
-    from experiments.lab.run import run
+    from experiments.lab.training import run
 
     told = run(task, config, options, How(**how))
     if first_process():

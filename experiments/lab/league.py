@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -15,8 +16,7 @@ from experiments.lab.records import append
 from experiments.lab.report.document import document, items, pictures, table
 from experiments.lab.report.plots import looks, size_picture
 from experiments.lab.report.summary import Point, counted
-from experiments.lab.rows import configured, datasets
-from experiments.lab.search import Bench
+from experiments.lab.rows import Bench, configured, datasets
 from experiments.lab.settings import Settings
 from experiments.lab.sweep import Cell, Sweep
 from experiments.lab.task import Task
@@ -207,11 +207,10 @@ def largest_ratio(task: Task, settings: Settings, enough: float = _MOST) -> floa
 
 def fits(task: Task, settings: Settings) -> bool:
     """Whether tables of the format can be that small, and drawn at all."""
-    try:
+    with suppress(ExperimentError):
         task.check_tables(settings)
-    except ExperimentError:
-        return False
-    return True
+        return True
+    return False
 
 
 def split(text: str) -> list[str]:

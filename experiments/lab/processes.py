@@ -51,23 +51,18 @@ def part() -> None:
 class Interrupts:
     """While it is open, the first SIGINT or SIGTERM sets ``asked``; a second one stops at once."""
 
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: dict[int, Any] = {}
+    asked = False
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # Python lets no other thread do this
-            self._before = {kind: signal.signal(kind, self._note) for kind in (signal.SIGINT, signal.SIGTERM)}
+        in_main = threading.current_thread() is threading.main_thread()  # Python lets no other thread do this
+        kinds = (signal.SIGINT, signal.SIGTERM) if in_main else ()
+        self._before: dict[int, Any] = {kind: signal.signal(kind, self._note) for kind in kinds}
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._restore()
+        while self._before:
+            signal.signal(*self._before.popitem())
 
     def _note(self, kind: int, frame: FrameType | None) -> None:
         self.asked = True
-        self._restore()
-
-    def _restore(self) -> None:
-        for kind, handler in self._before.items():
-            signal.signal(kind, handler)
-        self._before = {}
+        self.__exit__()

@@ -12,6 +12,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -207,9 +208,7 @@ def _tuples(value: Any) -> Any:
 def recorded(kind: type[S], record: Mapping[str, Any]) -> S | None:
     """The settings a result line was made with; none if it tells none, or such as are no more."""
     settings = record.get("settings")
-    if not isinstance(settings, dict):
-        return None
-    try:
-        return made(kind, {name: value for name, value in settings.items() if name != "fingerprint"})
-    except ExperimentError:
-        return None
+    with suppress(ExperimentError):
+        if isinstance(settings, dict):
+            return made(kind, {name: value for name, value in settings.items() if name != "fingerprint"})
+    return None

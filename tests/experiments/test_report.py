@@ -22,8 +22,7 @@ from experiments.lab.records import append, read
 from experiments.lab.report.plots import draw_curve, looks
 from experiments.lab.report.summary import summarise as summarised
 from experiments.lab.report.tables import curves, findings, findings_beside, how_to_read, pace, row_names, tables_report
-from experiments.lab.rows import configured
-from experiments.lab.search import Bench
+from experiments.lab.rows import Bench, configured
 from experiments.lab.task import find
 from pages import unbroken
 

@@ -85,15 +85,8 @@ def draw_points(axes: Any, series: Series) -> None:
     points = sorted(series.points, key=lambda point: point.ratio)
     look: dict[str, Any] = {"color": series.colour, "marker": series.marker, "markersize": 6}
     ratios, means = [point.ratio for point in points], [point.mean for point in points]
-    axes.errorbar(
-        ratios,
-        means,
-        [point.deviation or 0 for point in points],
-        label=series.label,
-        capsize=3,
-        linestyle=series.line,
-        **look,
-    )
+    bars = [point.deviation or 0 for point in points]
+    axes.errorbar(ratios, means, bars, label=series.label, capsize=3, linestyle=series.line, **look)
     right, up, side = series.side
     text = {"textcoords": "offset points", "ha": side, "color": series.colour, "fontsize": 9.5}
     for point in points:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median, stdev
@@ -13,7 +13,7 @@ from typing import Any
 from experiments.lab.errors import ExperimentError
 from experiments.lab.formats import FULL, label
 from experiments.lab.metrics import Metric
-from experiments.lab.search import Bench
+from experiments.lab.rows import Bench
 from experiments.lab.settings import read_toml
 
 
@@ -83,9 +83,10 @@ class Summary:
     """All tables, and with what they were measured."""
 
     bench: Bench
-    tables: dict[str, tuple[Entry, ...]]
-    beside: dict[str, tuple[Entry, ...]]  # rows of the tables with one thing changed
-    about: Mapping[str, Any]
+    tables: Mapping[str, Sequence[Entry]]
+    beside: Mapping[str, Sequence[Entry]]  # rows of the tables with one thing changed
+    last: Mapping[str, Any]  # of the lines
+    commits: Sequence[str]
 
     @property
     def metric(self) -> Metric:
@@ -120,32 +121,29 @@ class Summary:
         return next((entry for entry in self.tables.get(dataset, ()) if entry.row == row), None)
 
 
-def summarise(bench: Bench, records: Iterable[Mapping[str, Any]]) -> Summary:
+def summarise(bench: Bench, records: Sequence[Mapping[str, Any]]) -> Summary:
     """Rows in the task's order; of a run done twice the later line counts."""
-    paper = bench.task.folder / "paper.toml"
+    paper, texts = bench.task.folder / "paper.toml", bench.task.texts
     figures = read_toml(paper) if paper.exists() else {}
     groups: defaultdict[tuple[str, str], dict[int, Mapping[str, Any]]] = defaultdict(dict)
-    last: Mapping[str, Any] = {}
-    commits: dict[str, None] = {}
     for number, record in enumerate(records, 1):
         check_line(bench, record, number)
         groups[record["dataset"], record["row"]][record["seed"]] = record
-        last = record
-        commits.update(dict.fromkeys(str(one or "unknown") for one in record.get("commits") or [record.get("commit")]))
-    order = bench.task.texts.get("order", list(dict.fromkeys(row for _, row, _ in bench.plan.runs)))
-    place = {row: number for number, row in enumerate(order)}
-    # Each kind of variant after the rows, in the same order.
-    ordered = sorted(groups, key=lambda key: (key[1].removeprefix(base(key[1])), place.get(base(key[1]), len(place))))
-    titled = list(bench.task.texts.get("datasets", {}))
-    named = dict.fromkeys([*titled, *(dataset for dataset, _ in groups)])
-    parts: tuple[dict[str, tuple[Entry, ...]], ...] = ({}, {})
-    for dataset in named:
-        for key in (key for key in ordered if key[0] == dataset):
-            entry = entry_of(bench, groups[key], figures.get(dataset, {}).get(base(key[1])))
-            part = parts[entry.apart is not None]
-            part[dataset] = (*part.get(dataset, ()), entry)
-    about = {"versions": last.get("versions"), "machine": last.get("machine"), "commits": list(commits)}
-    return Summary(bench, parts[0], parts[1], about)
+    datasets = list(dict.fromkeys([*texts.get("datasets", {}), *(dataset for dataset, _ in groups)]))
+    order = texts.get("order", list(dict.fromkeys(row for _, row, _ in bench.plan.runs)))
+
+    def place(key: tuple[str, str]) -> tuple[int, str, int]:
+        """Each kind of variant after the rows, in the same order."""
+        row = base(key[1])
+        return datasets.index(key[0]), key[1].removeprefix(row), order.index(row) if row in order else len(order)
+
+    tables: defaultdict[str, list[Entry]] = defaultdict(list)
+    beside: defaultdict[str, list[Entry]] = defaultdict(list)
+    for dataset, row in sorted(groups, key=place):
+        entry = entry_of(bench, groups[dataset, row], figures.get(dataset, {}).get(base(row)))
+        (tables if entry.apart is None else beside)[dataset].append(entry)
+    commits = [commit for record in records for commit in record.get("commits") or [record.get("commit")]]
+    return Summary(bench, tables, beside, records[-1], list(dict.fromkeys(str(one or "unknown") for one in commits)))
 
 
 def check_line(bench: Bench, record: Mapping[str, Any], number: int) -> None:

@@ -16,7 +16,7 @@ from experiments.lab.records import read
 from experiments.lab.report.document import Part, document, items, names, pictures, table
 from experiments.lab.report.plots import LINES, Series, curve_picture, looks, size_picture
 from experiments.lab.report.summary import Entry, Summary, base, counted, summarise
-from experiments.lab.search import Bench
+from experiments.lab.rows import Bench
 
 
 def reports(bench: Bench) -> Iterator[str]:
@@ -135,11 +135,11 @@ def search_rows(summary: Summary) -> list[tuple[str, ...]]:
 
 def described(summary: Summary) -> str:
     """With what it was measured."""
-    versions = ", ".join(f"{name} {version}" for name, version in (summary.about["versions"] or {}).items())
-    machine = summary.about["machine"] or {}
+    versions = ", ".join(f"{name} {version}" for name, version in (summary.last.get("versions") or {}).items())
+    machine = summary.last.get("machine") or {}
     threads = counted(machine.get("threads") or 0, "thread")
     place = f"{machine.get('processor')}, {machine.get('cores')} cores, {threads} a run"
-    return f"{versions}; {place}; commit {', '.join(summary.about['commits'])}."
+    return f"{versions}; {place}; commit {', '.join(summary.commits)}."
 
 
 def findings(summary: Summary) -> list[str]:

@@ -79,7 +79,14 @@ def source_files(root: Path) -> list[Path]:
 
 def read_corpus(root: Path, size: int) -> Corpus:
     """Read, tokenise and split a folder of sources; the words are chosen on the training files only."""
-    files = _checked(root)
+    if not root.is_dir():
+        raise ExperimentError(f"{root} is not a folder; give one that holds .py files.")
+    files = source_files(root)
+    if len(files) < 2:
+        raise ExperimentError(
+            f"{root} holds {len(files) or 'no'} .py file{'s' * (not files)} (folders such as test and site-packages "
+            "are skipped); at least 2 are needed, one of them for validation."
+        )
     numbers, streams = numbering(), []
     for path in track(files, "reading sources", transient=True, disable=not sys.stdout.isatty()):
         tokens = tokenize(path.read_text(encoding="utf-8", errors="ignore"))
@@ -91,18 +98,6 @@ def read_corpus(root: Path, size: int) -> Corpus:
     words = choose_words({word: counts[number] for word, number in numbers.items() if counts[number]}, size)
     rank = torch.tensor(places(numbers, words))
     return Corpus(words, rank[train], rank[valid], len(files))
-
-
-def _checked(root: Path) -> list[Path]:
-    if not root.is_dir():
-        raise ExperimentError(f"{root} is not a folder; give one that holds .py files.")
-    files = source_files(root)
-    if len(files) < 2:
-        raise ExperimentError(
-            f"{root} holds {len(files) or 'no'} .py file{'s' * (not files)} (folders such as test and site-packages "
-            "are skipped); at least 2 are needed, one of them for validation."
-        )
-    return files
 
 
 def _joined(streams: Iterable[array[int]]) -> Tensor:  # -> (tokens,)

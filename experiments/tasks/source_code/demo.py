@@ -82,10 +82,10 @@ def run_all(task: Task, rows: Sequence[Any], data: Any) -> list[Record]:
     """
     cores = torch.get_num_threads()
     torch.set_num_threads(1)
-    runs = [Training(task, row, How(), data) for row in rows]
-    display, pool = Display(task, [label(row.row) for row in rows], runs[0].steps), ThreadPoolExecutor(cores)
     try:
-        with display, Interrupts() as interrupts, pool:
+        runs = [Training(task, row, How(), data) for row in rows]
+        display = Display(task, [label(row.row) for row in rows], runs[0].steps)
+        with display, Interrupts() as interrupts, ThreadPoolExecutor(cores) as pool:
             lines = zip(runs, display.lines, strict=True)
             futures = [pool.submit(run.train, line, interrupts) for run, line in lines]
             try:

@@ -31,7 +31,8 @@ class SourceCode(Task):
     def load(self, settings: SourceCodeSettings, folder: Path | None) -> Corpus:
         root = Path(sysconfig.get_path("stdlib")) if folder is None else folder
         corpus = read_corpus(root, settings.vocabulary)
-        corpus.validation(), self.batches(settings, corpus)  # are there enough tokens?
+        corpus.validation()
+        self.batches(settings, corpus)  # both say it here if there are too few tokens
         return corpus
 
     def model(self, settings: SourceCodeSettings, data: Corpus) -> nn.Module:
