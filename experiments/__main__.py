@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,8 +13,7 @@ from typer.core import TyperGroup
 from experiments.lab.errors import ExperimentError, Stopped, unknown
 from experiments.lab.processes import first_process
 from experiments.lab.records import RESULTS
-from experiments.lab.rows import datasets
-from experiments.lab.search import Bench
+from experiments.lab.rows import Bench, datasets
 from experiments.lab.settings import How, with_options
 from experiments.lab.sweep import Sweep
 from experiments.lab.task import Task, find, task_folders
@@ -35,9 +33,9 @@ class Tasks(TyperGroup):
             return own
         if cmd_name.replace("-", "_") not in task_folders():
             raise unknown("task or command", cmd_name, self.list_commands(ctx))
-        made = typer.main.get_command(commands_of(find(cmd_name)))
-        made.name = cmd_name
-        return made
+        command = typer.main.get_command(commands_of(find(cmd_name)))
+        command.name = cmd_name
+        return command
 
 
 app = typer.Typer(cls=Tasks, help=__doc__, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -65,16 +63,11 @@ def train_row(
     """One run, and what came of it; nothing, where one of the task's own commands is asked for."""
     if ctx.invoked_subcommand is not None:
         return
-    from experiments.lab.run import run
+    from experiments.lab.training import run
 
     told = run(task, config, options, How(**how))
     if first_process():
         print(told)
-
-
-def sweeping(function: Callable[..., None]) -> None:
-    """A command that makes runs, with the options of a sweep."""
-    app.command(function.__name__)(with_options(function, Sweep))
 
 
 def check_failed(failed: list[str]) -> None:
@@ -83,7 +76,6 @@ def check_failed(failed: list[str]) -> None:
         raise ExperimentError(f"{len(failed)} runs failed: {', '.join(failed)}. The same command retries them.")
 
 
-@sweeping
 def sweep(
     given: dict[str, Any],
     *,
@@ -94,7 +86,6 @@ def sweep(
     check_failed(Sweep(find(task), **given).run(seeds))
 
 
-@sweeping
 def league(
     given: dict[str, Any],
     *,
@@ -113,6 +104,10 @@ def league(
     check_failed(failed)
 
 
+for command in (sweep, league):
+    app.command(command.__name__)(with_options(command, Sweep))
+
+
 @app.command()
 def report(
     task: Annotated[str | None, typer.Argument(help="left out, every task that has results")] = None,
@@ -129,7 +124,7 @@ def report(
 
 def tell_reports(bench: Bench) -> None:
     """Write them, and say where."""
-    from experiments.lab.report import reports
+    from experiments.lab.report.tables import reports
 
     for told in reports(bench):
         print(told)
@@ -150,37 +145,28 @@ def speed(
     chosen = dataset or datasets(bench.task)[0]
     known = dict.fromkeys(row for of, row, _ in bench.plan.runs if of == chosen and "-" not in row)
     names = [f"{chosen}-{row}" for row in (rows.split(",") if rows else known)]
-    for found in speeds(bench.task, names, steps, data):
-        items = bench.task.items
-        figures = f"{found.per_second:>8,.0f} {items}/s  {found.per_processor_second:>8,.0f} a processor second"
-        print(f"{found.row:<14}{figures}  {found.relative:.2f} of the first")
+    for row, per_second, per_processor_second, relative in speeds(bench.task, names, steps, data):
+        figures = f"{per_second:>8,.0f} {bench.task.items}/s  {per_processor_second:>8,.0f} a processor second"
+        print(f"{row:<14}{figures}  {relative:.2f} of the first")
 
 
 def main() -> None:
     """Errors of the laboratory without a traceback: one sentence and exit code 2, or 130 for a run that was stopped."""
     try:
         code = app(standalone_mode=False)
-        if code:  # typer gives it back for Ctrl-C, where the task did not see it
-            sys.exit(_fail("stopped.", code))
-    except Stopped as stop:
-        sys.exit(_fail(str(stop), 130))
+        told = "stopped." if code else ""  # typer gives it back for Ctrl-C, where the task did not see it
     except ExperimentError as error:
-        sys.exit(_fail(f"error: {error}"))
-    except typer.Exit as end:
-        sys.exit(end.exit_code)
+        code, told = (130, str(error)) if isinstance(error, Stopped) else (2, f"error: {error}")
     except (typer.Abort, KeyboardInterrupt):
-        sys.exit(_fail("stopped.", 130))
+        code, told = 130, "stopped."
     except Exception as error:
         if not hasattr(error, "format_message"):
             raise
-        told = error.format_message()
-        sys.exit(_fail(f"error: {told}") if told else 2)  # without arguments the help was shown
-
-
-def _fail(text: str, code: int = 2) -> int:
-    if first_process():
-        print(text, file=sys.stderr)
-    return code
+        said = error.format_message()
+        code, told = 2, said and f"error: {said}"  # without arguments the help was shown
+    if told and first_process():
+        print(told, file=sys.stderr)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

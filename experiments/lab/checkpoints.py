@@ -29,7 +29,7 @@ class Checkpoints:
     folder: Path
     settings: Mapping[str, Any]  # of the run it belongs to
     every_steps: int | None = None
-    every_minutes: float | None = 5.0
+    every_minutes: float = 5.0
     _steps: int = 0
     _time: float = field(default_factory=time.monotonic)
 
@@ -46,24 +46,29 @@ class Checkpoints:
     def due(self) -> bool:
         self._steps += 1
         by_steps = self.every_steps is not None and self._steps >= self.every_steps
-        by_time = self.every_minutes is not None and time.monotonic() - self._time >= 60 * self.every_minutes
-        return by_steps or by_time
+        return by_steps or time.monotonic() - self._time >= 60 * self.every_minutes
 
-    def save(self, content: Mapping[str, Any]) -> None:
-        """Replace the checkpoint; on a full disk the one before stays and the run stops with a message."""
+    def save(self, content: Mapping[str, Any], name: str = NAME) -> None:
+        """Replace the checkpoint; on a full disk the one before stays and the run stops with a message.
+
+        Under another name it may hold the trained model alone, for the task's commands.
+        """
         buffer = io.BytesIO()
         torch.save({"settings": dict(self.settings), **content}, buffer)
         try:
-            write_whole(self.path, buffer.getbuffer())
+            write_whole(self.folder / name, buffer.getbuffer())
         except OSError as error:
             reason = "the disk is full" if error.errno == errno.ENOSPC else str(error)
-            raise ExperimentError(f"{NAME} could not be written: {reason}. {self.kept()}") from error
+            raise ExperimentError(f"{name} could not be written: {reason}. {self.kept()}") from error
         self._steps, self._time = 0, time.monotonic()
 
     def load(self) -> dict[str, Any]:
         """What was saved; refused when it is of another configuration or damaged."""
         content = self.read()
-        if other := self.differences(content):
+        theirs, ours = content["settings"], self.settings
+        names = [name for name in {**theirs, **ours} if name != "fingerprint" and theirs.get(name) != ours.get(name)]
+        if names:
+            other = ", ".join(f"{name} {theirs.get(name)} (now {ours.get(name)})" for name in names)
             raise ExperimentError(
                 f"{self.path} is of another configuration: {other}. Give the same options as before, or another --out, "
                 "or begin anew with --restart."
@@ -75,20 +80,10 @@ class Checkpoints:
             raise ExperimentError(f"--resume: there is no checkpoint {self.path}; start without --resume.")
         return _read(self.path, CONTENT, "Begin anew with --restart.")
 
-    def differences(self, content: Mapping[str, Any]) -> str:
-        """In what a checkpoint's configuration is another: ``lr 0.001 (now 0.002)``; nothing if it is ours."""
-        theirs = content["settings"]
-        names = [name for name in {**theirs, **self.settings} if name != "fingerprint"]
-        return ", ".join(
-            f"{name} {theirs.get(name)} (now {self.settings.get(name)})"
-            for name in names
-            if theirs.get(name) != self.settings.get(name)
-        )
-
     def usable(self) -> bool:
         """Is there one, whole and of this configuration?"""
         try:
-            return not self.differences(self.read())
+            return bool(self.load())
         except ExperimentError:
             return False
 
@@ -97,16 +92,6 @@ class Checkpoints:
         if self.path.exists():
             return f"The last good checkpoint is {self.path}; with the same options --resume goes on from it."
         return "There was no checkpoint yet."
-
-    def save_model(self, tensors: Mapping[str, Any]) -> None:
-        """The trained model alone, for the task's commands."""
-        buffer = io.BytesIO()
-        torch.save({"settings": dict(self.settings), "best": dict(tensors)}, buffer)
-        write_whole(self.folder / MODEL, buffer.getbuffer())
-
-    def remove(self) -> None:
-        """After the result is written nobody needs it."""
-        self.path.unlink(missing_ok=True)
 
 
 def trained(path: Path, task: str, kind: type[S]) -> tuple[S, dict[str, Any]]:

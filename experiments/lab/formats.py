@@ -33,13 +33,10 @@ def known() -> dict[str, Maker]:
 
 def aliases() -> dict[str, str]:
     """Shorter names, which the formats tell themselves: ``tt``."""
-    classes = {name: format for name, format in known().items() if isinstance(format, type)}
-    return {alias: name for name, format in classes.items() for alias in _spelled(format)}
-
-
-def _spelled(format: Any) -> list[str]:
-    own = [alias for alias, spelling in format.spellings().items() if spelling.format is format]
-    return [*own, _snake(format)] if format.is_plain else own
+    classes: list[tuple[str, Any]] = [(name, format) for name, format in known().items() if isinstance(format, type)]
+    told = [(alias, name, one.format is of) for name, of in classes for alias, one in of.spellings().items()]
+    plain = {_snake(format): name for name, format in classes if format.is_plain}
+    return {alias: name for alias, name, is_own in told if is_own} | plain
 
 
 def _snake(format: type[Any]) -> str:

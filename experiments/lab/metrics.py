@@ -46,9 +46,6 @@ class Metric:
             return 100 * (value / base - 1)
         return (100 if self.unit == "points" else 1) * (value - base)
 
-    def spread(self, deviation: float, mean: float) -> float:
-        return 100 * deviation / mean if self.unit == "%" else (100 if self.unit == "points" else 1) * deviation
-
     def told(self, value: float, base: float) -> str:
         """``1.2 points above``."""
         difference = self.beside(value, base)

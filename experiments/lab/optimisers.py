@@ -29,15 +29,11 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def _inverse_sqrt(step: int, steps: int, rise: float) -> float:
-    return math.sqrt(max(rise, 1) / max(step + 1, rise, 1))
-
-
 # The share of the rate in a step, counted from 0; ``rise`` is how many steps it rises in.
 SCHEDULES: dict[str, Callable[[int, int, float], float]] = {
     "constant": lambda step, steps, rise: 1.0,
     "cosine": lambda step, steps, rise: 0.5 + 0.5 * math.cos(math.pi * step / steps),
-    "inverse_sqrt": _inverse_sqrt,
+    "inverse_sqrt": lambda step, steps, rise: math.sqrt(max(rise, 1) / max(step + 1, rise, 1)),
     "linear": lambda step, steps, rise: max(0.0, 1 - step / steps),
 }
 

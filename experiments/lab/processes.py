@@ -1,4 +1,4 @@
-"""One process or several: which of them writes, how many there are, their random numbers, and how they are stopped."""
+"""One process or several: which of them writes, how many there are, and how they are stopped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from experiments.lab.errors import ExperimentError
 
@@ -26,18 +25,6 @@ def first_process() -> bool:
 def started() -> int:
     """How many processes torchrun has started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def random_state(device: torch.device) -> list[Tensor]:
-    """Of the processor, and of the accelerator where there is one."""
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
-
-
-def set_random_state(device: torch.device, states: list[Tensor]) -> None:
-    """Put it back."""
-    torch.set_rng_state(states[0])
-    if device.type == "cuda" and len(states) > 1:
-        torch.cuda.set_rng_state(states[1], device)
 
 
 def accelerator_of(precision: str) -> Accelerator:
@@ -64,23 +51,18 @@ def part() -> None:
 class Interrupts:
     """While it is open, the first SIGINT or SIGTERM sets ``asked``; a second one stops at once."""
 
-    def __init__(self) -> None:
-        self.asked = False
-        self._before: dict[int, Any] = {}
+    asked = False
 
     def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # Python lets no other thread do this
-            self._before = {kind: signal.signal(kind, self._note) for kind in (signal.SIGINT, signal.SIGTERM)}
+        in_main = threading.current_thread() is threading.main_thread()  # Python lets no other thread do this
+        kinds = (signal.SIGINT, signal.SIGTERM) if in_main else ()
+        self._before: dict[int, Any] = {kind: signal.signal(kind, self._note) for kind in kinds}
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._restore()
+        while self._before:
+            signal.signal(*self._before.popitem())
 
     def _note(self, kind: int, frame: FrameType | None) -> None:
         self.asked = True
-        self._restore()
-
-    def _restore(self) -> None:
-        for kind, handler in self._before.items():
-            signal.signal(kind, handler)
-        self._before = {}
+        self.__exit__()

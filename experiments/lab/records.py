@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import io
 import json
 import os
 import platform
@@ -22,11 +21,6 @@ from provenance import ROOT, commit, processor, versions
 
 RESULTS = ROOT / "docs" / "results"
 _PACKAGES = ("torch", "tensorbed", "accelerate")
-
-
-def lines_file(folder: Path, task: str, kind: str = "") -> Path:
-    """Where the lines of a task's runs are, or of another kind: ``search``, ``league``."""
-    return folder / f"{task}{kind and f'_{kind}'}.jsonl"
 
 
 def about() -> dict[str, Any]:
@@ -61,21 +55,16 @@ def append(path: Path, record: Mapping[str, Any]) -> None:
             fcntl.flock(file, fcntl.LOCK_EX)
             size = file.seek(0, os.SEEK_END)
             try:
-                file.write(line if ends_a_line(file, size) else b"\n" + line)
+                if size:
+                    file.seek(size - 1)
+                    line = line if file.read(1) == b"\n" else b"\n" + line  # an editor may have left it out
+                file.write(line)
                 os.fsync(file.fileno())
             except OSError:
                 file.truncate(size)
                 raise
     except OSError as error:
         raise ExperimentError(f"{path} could not be written: {error}. The result was: {line.decode()}") from error
-
-
-def ends_a_line(file: io.FileIO, size: int) -> bool:
-    """Is the file empty, or its last sign a line's end? An editor may have left it out."""
-    if not size:
-        return True
-    file.seek(size - 1)
-    return file.read(1) == b"\n"
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,6 @@ from experiments.lab.errors import ExperimentError, unknown
 from experiments.lab.files import text_of
 from experiments.lab.optimisers import OPTIMIZERS, SCHEDULES
 
-_LIMITS = ("least", "above", "below", "choices")
 _NAME = re.compile(r"[\w=+-][\w=+.-]{0,99}", re.ASCII)  # a row's name is a folder's too
 _PLAIN: dict[Any, Any] = {str: str, bool: bool, int: int, float: (int, float), NoneType: NoneType}
 S = TypeVar("S", bound="Settings")
@@ -34,7 +34,7 @@ types_of: Callable[[Any], dict[str, Any]] = cache(get_type_hints)  # thousands o
 
 def option(default: Any, help: str | None = None, **limits: Any) -> Any:
     """A field with what may stand in it: ``least``, ``above``, ``below``, ``choices``."""
-    return field(default=default, metadata={"help": help, **dict.fromkeys(_LIMITS), **limits})
+    return field(default=default, metadata={"help": help, **limits})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,20 +43,17 @@ class Checked:
 
     def __post_init__(self) -> None:
         for each in fields(self):
-            _check(each.name, getattr(self, each.name), each.metadata)
-
-
-def _check(name: str, value: Any, told: Mapping[str, Any]) -> None:
-    if value is None or not told:
-        return
-    if told["choices"] is not None and value not in told["choices"]:
-        raise unknown(name, value, told["choices"])
-    least, above, below = told["least"], told["above"], math.inf if told["below"] is None else told["below"]
-    if least is not None and not least <= value < below:
-        limit = "" if below == math.inf else f" and below {below}"
-        raise ExperimentError(f"{name}={value}: it must be at least {least}{limit}.")
-    if above is not None and not above < value < below:
-        raise ExperimentError(f"{name}={value}: it must be above {above} and finite.")
+            name, value, limits = each.name, getattr(self, each.name), each.metadata
+            if value is None:
+                continue
+            if "choices" in limits and value not in limits["choices"]:
+                raise unknown(name, value, limits["choices"])
+            below = limits.get("below", math.inf)
+            if "least" in limits and not limits["least"] <= value < below:
+                limit = "" if below == math.inf else f" and below {below}"
+                raise ExperimentError(f"{name}={value}: it must be at least {limits['least']}{limit}.")
+            if "above" in limits and not limits["above"] < value < below:
+                raise ExperimentError(f"{name}={value}: it must be above {limits['above']} and finite.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +125,11 @@ class Settings(Checked):
 
     def as_record(self) -> dict[str, Any]:
         return {**asdict(self), "fingerprint": self.fingerprint()}
+
+    def as_line(self, task: str) -> dict[str, Any]:
+        """What every line of results begins with: of which run it is."""
+        names = ("dataset", "row", "seed", "format")
+        return {"task": task, **{name: getattr(self, name) for name in names}, "settings": self.as_record()}
 
 
 def with_options(
@@ -206,9 +208,7 @@ def _tuples(value: Any) -> Any:
 def recorded(kind: type[S], record: Mapping[str, Any]) -> S | None:
     """The settings a result line was made with; none if it tells none, or such as are no more."""
     settings = record.get("settings")
-    if not isinstance(settings, dict):
-        return None
-    try:
-        return made(kind, {name: value for name, value in settings.items() if name != "fingerprint"})
-    except ExperimentError:
-        return None
+    with suppress(ExperimentError):
+        if isinstance(settings, dict):
+            return made(kind, {name: value for name, value in settings.items() if name != "fingerprint"})
+    return None

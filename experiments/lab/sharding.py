@@ -5,13 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torch import nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.optim import Optimizer
 
@@ -39,22 +33,11 @@ def gather_gradients(model: nn.Module, now: bool) -> None:
     model.set_requires_gradient_sync(now)
 
 
-def whole_model(model: nn.Module) -> dict[str, Any]:
-    """All tensors, whole, in every process; all processes call it."""
-    tensors: dict[str, Any] = get_model_state_dict(model, options=_WHOLE)
-    return {name: value.cpu().clone() for name, value in tensors.items()}
+def whole(model: nn.Module, *optimizers: Optimizer) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tensors of the model, and of its optimiser if it is given, whole in every process; all processes call it."""
+    return get_state_dict(model, optimizers, options=_WHOLE)
 
 
-def load_whole_model(model: nn.Module, tensors: dict[str, Any]) -> None:
+def load_whole(model: nn.Module, tensors: dict[str, Any], *optimizers: Optimizer, state: Any = None) -> None:
     """Each process takes its share."""
-    set_model_state_dict(model, tensors, options=_WHOLE)
-
-
-def whole_optimizer(model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
-    """The optimiser's tensors, whole, in every process."""
-    return dict(get_optimizer_state_dict(model, optimizer, options=_WHOLE))
-
-
-def load_whole_optimizer(model: nn.Module, optimizer: Optimizer, content: dict[str, Any]) -> None:
-    """Each process takes its share."""
-    set_optimizer_state_dict(model, optimizer, content, options=_WHOLE)
+    set_state_dict(model, optimizers, model_state_dict=tensors, optim_state_dict=state or {}, options=_WHOLE)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from experiments.lab.errors import ExperimentError
 from experiments.lab.rows import configured
@@ -16,8 +16,7 @@ from experiments.lab.task import Task
 from experiments.lab.training import Training
 
 
-@dataclass(frozen=True)
-class Speed:
+class Speed(NamedTuple):
     """Of one row: tokens a second, a processor second, and how they stand to the first row's."""
 
     row: str
@@ -31,26 +30,21 @@ def speeds(task: Task, rows: Sequence[str], steps: int, data: Path | None) -> li
     settings = [configured(task, row, {}) for row in rows]
     loaded = task.load(settings[0], data)
     contestants = [Training(task, one, How(), loaded) for one in settings]
-    wall: list[list[float]] = [[] for _ in contestants]
-    processor: list[list[float]] = [[] for _ in contestants]
-    counts = []
-    for number, batch in enumerate(islice(contestants[0].source.batches(0), steps + 1)):
-        for place, contestant in enumerate(contestants):
+    taken: list[list[tuple[int, float, float]]] = [[] for _ in contestants]  # tokens, seconds, processor seconds
+    for batch in islice(contestants[0].source.batches(0), steps + 1):
+        for contestant, times in zip(contestants, taken, strict=True):
             begun, worked = time.perf_counter(), time.process_time()
             contestant.step(batch)
-            if number:  # the first step allocates
-                wall[place].append(time.perf_counter() - begun)
-                processor[place].append(time.process_time() - worked)
-        counts.append(batch.numbers)
-    counted = counts[1:]
-    if not counted:
-        raise ExperimentError(f"{settings[0].dataset} has {len(counts)} batch; two are needed to measure a speed.")
+            times.append((batch.numbers, time.perf_counter() - begun, time.process_time() - worked))
+    if len(taken[0]) < 2:
+        raise ExperimentError(f"{settings[0].dataset} has {len(taken[0])} batch; two are needed to measure a speed.")
+    of_all = [times[1:] for times in taken]  # the first step allocates
     return [
         Speed(
-            one.row,
-            median(n / t for n, t in zip(counted, wall[place], strict=True)),
-            median(n / t for n, t in zip(counted, processor[place], strict=True)),
-            median(first / t for first, t in zip(wall[0], wall[place], strict=True)),
+            row.row,
+            median(tokens / seconds for tokens, seconds, _ in times),
+            median(tokens / seconds for tokens, _, seconds in times),
+            median(first / mine for (_, first, _), (_, mine, _) in zip(of_all[0], times, strict=True)),
         )
-        for place, one in enumerate(settings)
+        for row, times in zip(settings, of_all, strict=True)
     ]

@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ from rich.console import Console
 from experiments.lab.errors import Stopped
 from experiments.lab.files import check_folder, writable_folder
 from experiments.lab.processes import Interrupts
-from experiments.lab.rows import Run
-from experiments.lab.search import Bench
+from experiments.lab.rows import Bench
 from experiments.lab.settings import Places, Settings, option
 from experiments.lab.task import Task
 from provenance import ROOT
@@ -64,11 +63,12 @@ class Sweep(Places):
     def run(self, seeds: int | None = None) -> list[str]:
         """Search, then every run that is missing; the names of those that failed."""
         wanted = [run for run in self.bench.plan.runs if seeds is None or run[2] < seeds]
-        self.console.print(f"{len(wanted)} runs in the tables, {len(self.missing(cells(wanted)))} of them to do")
+        cells = {run: Cell(f"{run[0]}-{run[1]}", {"seed": run[2]}) for run in wanted}
+        self.console.print(f"{len(wanted)} runs in the tables, {len(self.missing(list(cells.values())))} of them to do")
         failed: list[str] = []
         # Neighbouring runs of one dataset together, so that its search comes just before them.
         for dataset, runs in groupby(wanted, key=lambda run: run[0]):
-            todo = cells(runs)
+            todo = [cells[run] for run in runs]
             unfound = self.do(self.untried(dataset)) if self.missing(todo) else []
             # Rows with rates that were not searched would not be comparable. And only now is it known which rates
             # they have, and so whether their results are there.
@@ -83,21 +83,14 @@ class Sweep(Places):
 
     def settings(self, cell: Cell) -> Settings:
         """What the run would be told now: a result of anything else is not its result."""
-        return self.bench.settle(cell.config, cell.options, tiny=self.smoke)
+        return self.bench.settle(cell.config, cell.options, tiny=self.smoke, search=cell.kind == "search")
 
     def untried(self, dataset: str) -> list[Cell]:
         """What is missing of the grid of each format."""
         search = self.bench.plan.search(dataset)
-        if self.smoke:
-            return []
-        have = {row: self.bench.trials(dataset, format) for format, row in search.rows.items()}
-        return [
-            Cell(f"{dataset}-{row}", {**search.options_of(point), "seed": seed}, "search")
-            for row in search.rows.values()
-            for point in search.points
-            for seed in range(search.seeds)
-            if (point, seed) not in have[row]
-        ]
+        grid = product(search.rows.values(), search.points, range(search.seeds))
+        trials = [Cell(f"{dataset}-{row}", {**search.options_of(at), "seed": seed}, "search") for row, at, seed in grid]
+        return [] if self.smoke else self.missing(trials)
 
     def do(self, wanted: Sequence[Cell]) -> list[str]:
         """Run all of them; the names of those that failed. Ctrl-C and SIGTERM are passed on to the runs, which save."""
@@ -119,20 +112,21 @@ class Sweep(Places):
                     for child in [child for child in running if child.poll() is not None]:
                         cell, since = running.pop(child)
                         failed += [cell.name] if child.returncode else []
-                        done = len(wanted) - len(waiting) - len(running)
-                        left = (time.monotonic() - begun) / done * (len(wanted) - done)
-                        self.tell(cell, child.returncode, time.monotonic() - since, f"{done} of {len(wanted)}", left)
+                        done, now = len(wanted) - len(waiting) - len(running), time.monotonic()
+                        minutes = (now - begun) / done * (len(wanted) - done) / 60
+                        others = f"{done} of {len(wanted)}, {minutes:.0f} min left"
+                        self.tell(cell, child.returncode, now - since, others)
         except KeyboardInterrupt:
             raise Stopped("stopped; the same command goes on where it was.") from None
         finally:
             end_all(list(running))
         return failed
 
-    def tell(self, cell: Cell, code: int, seconds: float, place: str, left: float) -> None:
+    def tell(self, cell: Cell, code: int, seconds: float, others: str) -> None:
         """A line on a run that has ended, and how long the others will take."""
         end = f"failed with exit code {code}, see {self.log(cell)}" if code else "done"
-        told = f"{cell.name}  {end}  {seconds:.0f} s  {place}, {left / 60:.0f} min left"
-        self.console.print(f"{time.strftime('%H:%M:%S')}  {told}", highlight=False, soft_wrap=True)
+        told = f"{time.strftime('%H:%M:%S')}  {cell.name}  {end}  {seconds:.0f} s  {others}"
+        self.console.print(told, highlight=False, soft_wrap=True)
 
     def log(self, cell: Cell) -> Path:
         return self.out.resolve() / "logs" / f"{self.task.name}-{cell.name}.log"
@@ -161,8 +155,3 @@ def end_all(children: Sequence[subprocess.Popen[bytes]]) -> None:
     except KeyboardInterrupt:
         for child in children:
             child.terminate()
-
-
-def cells(runs: Iterable[Run]) -> list[Cell]:
-    """Runs of the tables."""
-    return [Cell(f"{dataset}-{row}", {"seed": seed}) for dataset, row, seed in runs]

@@ -1,4 +1,4 @@
-"""Train one row of one task: the whole run, readable from top to bottom."""
+"""Train one row of one task: the whole run, from options to a line of results."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from benchmarks.allocator import keep_freed_memory
 from experiments.lab.batches import Batch
-from experiments.lab.checkpoints import Checkpoints
+from experiments.lab.checkpoints import MODEL, Checkpoints
 from experiments.lab.errors import Diverged, ExperimentError, Stopped
+from experiments.lab.files import alone, writable_folder
 from experiments.lab.formats import stored
 from experiments.lab.metrics import Evaluation
 from experiments.lab.optimisers import OPTIMIZERS, pace
-from experiments.lab.processes import Interrupts, accelerator_of, random_state, set_random_state
-from experiments.lab.records import about, peak_memory
+from experiments.lab.processes import Interrupts, accelerator_of, first_process, part
+from experiments.lab.records import about, append, peak_memory
+from experiments.lab.rows import Bench
 from experiments.lab.settings import How, Settings
 from experiments.lab.task import Task, tables
 from experiments.lab.watching import Display, Line
@@ -75,30 +77,23 @@ class Training:
 
     def prepared(self) -> tuple[nn.Module, Any]:
         """Model and optimiser as accelerate has them: on the device, distributed, in the precision asked for."""
-        if not self.how.fsdp:
-            model, prepared = self.accelerator.prepare(self.plain, self.optimizer_of(self.plain))
-            return model, prepared
-        if self.processes == 1:
-            raise ExperimentError("--fsdp shards a model over several processes; start them with torchrun.")
-        from experiments.lab import sharding  # only here: FSDP takes a second to import
+        model, settings = self.plain, self.settings
+        if self.how.fsdp:
+            if self.processes == 1:
+                raise ExperimentError("--fsdp shards a model over several processes; start them with torchrun.")
+            from experiments.lab import sharding  # only here: FSDP takes a second to import
 
-        self.sharding = sharding
-        bare = self.accelerator.prepare_model(self.plain, evaluation_mode=True)  # without DDP around it
-        model = sharding.shard(bare)
-        return model, self.optimizer_of(model)
-
-    def optimizer_of(self, model: nn.Module) -> torch.optim.Optimizer:
-        settings = self.settings
+            self.sharding = sharding
+            model = sharding.shard(self.accelerator.prepare_model(model, evaluation_mode=True))  # without DDP around it
         options = {"lr": settings.lr, "weight_decay": settings.weight_decay}
-        return OPTIMIZERS[settings.optimizer](self.task.parameters(settings, model), **options)
+        optimizer = OPTIMIZERS[settings.optimizer](self.task.parameters(settings, model), **options)
+        return (model, optimizer) if self.how.fsdp else self.accelerator.prepare(model, optimizer)
 
     def gathering(self, last: bool) -> AbstractContextManager[None]:
         """Gradients go from process to process with the last piece of a batch only."""
         if self.how.fsdp:
             self.sharding.gather_gradients(self.model, last)
-            return nullcontext()
-        waiting: AbstractContextManager[None] = self.accelerator.no_sync(self.model)
-        return nullcontext() if last else waiting
+        return nullcontext() if last or self.how.fsdp else self.accelerator.no_sync(self.model)
 
     def train(self, line: Line, interrupts: Interrupts, checkpoints: Checkpoints | None = None) -> None:
         """All that is left of the run; at its end the model is the selected one."""
@@ -179,10 +174,10 @@ class Training:
         # Gradients are averaged over processes: times their number they are summed.
         factor = self.processes / self.task.divisor(self.settings, batch)
         total = 0.0
-        for part in range(parts):
-            piece = mine.part(part, parts).to(self.accelerator.device)
-            with self.gathering(last=part == parts - 1):
-                loss, self.carried[part] = self.task.loss(self.model, piece, self.carried.get(part))
+        for number in range(parts):
+            piece = mine.part(number, parts).to(self.accelerator.device)
+            with self.gathering(last=number == parts - 1):
+                loss, self.carried[number] = self.task.loss(self.model, piece, self.carried.get(number))
                 self.accelerator.backward(loss * (piece.weight * factor))
             total += piece.weight * float(loss.detach())
         return total
@@ -220,33 +215,26 @@ class Training:
         return figures
 
     def model_state(self) -> dict[str, Tensor]:
-        if self.how.fsdp:
-            return self.sharding.whole_model(self.model)
-        return {
-            name: tensor.detach().cpu().clone() for name, tensor in self.accelerator.get_state_dict(self.model).items()
-        }
-
-    def optimizer_state(self) -> dict[str, Any]:
-        if self.how.fsdp:
-            return self.sharding.whole_optimizer(self.model, self.optimizer)
-        state: dict[str, Any] = self.optimizer.state_dict()
-        return state
+        of_all = self.sharding.whole(self.model)[0] if self.how.fsdp else self.accelerator.get_state_dict(self.model)
+        return {name: tensor.detach().cpu().clone() for name, tensor in of_all.items()}
 
     def load_model(self, tensors: dict[str, Tensor]) -> None:
         if self.how.fsdp:
-            self.sharding.load_whole_model(self.model, tensors)
-            return
-        self.accelerator.unwrap_model(self.model).load_state_dict(tensors)
+            self.sharding.load_whole(self.model, tensors)
+        else:
+            self.accelerator.unwrap_model(self.model).load_state_dict(tensors)
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Everything the rest of the run depends on. All processes take part; the first one writes."""
-        mine = [(random_state(self.accelerator.device), self.carried)]
+        mine = [(torch.get_rng_state(), torch.cuda.get_rng_state_all(), self.carried)]
         of_all = gather_object(mine) if self.processes > 1 else mine
         self.state.total = time.perf_counter() - self.begun
         content = {
             "data": self.data.sizes(),
             "model": self.model_state(),
-            "optimizer": self.optimizer_state(),
+            "optimizer": self.sharding.whole(self.model, self.optimizer)[1]
+            if self.how.fsdp
+            else self.optimizer.state_dict(),
             "scheduler": self.scheduler.state_dict(),
             "processes": of_all,
             "source": self.source.state_dict() if hasattr(self.source, "state_dict") else None,
@@ -263,14 +251,15 @@ class Training:
                 f"{checkpoints.path} was made with other data: {content['data']}, now {self.data.sizes()}. "
                 "Give the same --data, or begin anew with --restart."
             )
-        self.load_model(content["model"])
         if self.how.fsdp:
-            self.sharding.load_whole_optimizer(self.model, self.optimizer, content["optimizer"])
+            self.sharding.load_whole(self.model, content["model"], self.optimizer, state=content["optimizer"])
         else:
+            self.load_model(content["model"])
             self.optimizer.load_state_dict(content["optimizer"])
         self.scheduler.load_state_dict(content["scheduler"])
-        random, self.carried = content["processes"][self.accelerator.process_index]
-        set_random_state(self.accelerator.device, random)
+        processor, devices, self.carried = content["processes"][self.accelerator.process_index]
+        torch.set_rng_state(processor)
+        torch.cuda.set_rng_state_all(devices)
         if hasattr(self.source, "load_state_dict"):
             self.source.load_state_dict(content["source"])
         self.state, self.best = State(**content["state"]), content["best"]
@@ -297,21 +286,13 @@ def train(task: Task, settings: Settings, how: How) -> dict[str, Any]:
     name = f"{settings.dataset} {settings.row} seed {settings.seed}"
     with Display(task, [name], run.steps, main=main, logs=logs) as display, Interrupts() as interrupts:
         run.train(display.lines[0], interrupts, checkpoints)
-        tests: dict[str, dict[str, float]] = {}
-        more: Mapping[str, Any] = {}
-        if how.kind != "search":  # which looks at validation alone
-            tests = {split: run.evaluate(split) for split in task.tests}
-            with torch.no_grad():
-                more = task.after(run)
+        searching = how.kind == "search"  # which looks at validation alone
+        tests = {} if searching else {split: run.evaluate(split) for split in task.tests}
+        with torch.no_grad():
+            more = {} if searching else task.after(run)
     if how.keep_model and main:
-        checkpoints.save_model(run.best)
+        checkpoints.save({"best": run.best}, MODEL)
     return {**result(run, tests), **more}
-
-
-def named(task: Task, settings: Settings) -> dict[str, Any]:
-    """What every line begins with: of which run it is."""
-    names = ("dataset", "row", "seed", "format")
-    return {"task": task.name, **{name: getattr(settings, name) for name in names}, "settings": settings.as_record()}
 
 
 def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
@@ -321,12 +302,10 @@ def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
     structure = layers[0].structure
     full = [layer.structure.rows * layer.structure.cols for layer in layers]
     kept = sum(numbers / layer.compression_ratio for numbers, layer in zip(full, layers, strict=True))
-    figures: dict[str, float | None] = {
-        f"{split}_{metric.name}": None for split in task.tests for metric in task.metrics
-    }
-    figures |= {f"{split}_{name}": value for split, values in tests.items() for name, value in values.items()}
+    untold = dict.fromkeys(metric.name for metric in task.metrics)  # a search does not look at test sets
+    figures = {f"{split}_{name}": v for split in task.tests for name, v in {**untold, **tests.get(split, {})}.items()}
     return {
-        **named(task, settings),
+        **settings.as_line(task.name),
         "shape": [
             list(getattr(structure, "row_factors", (structure.rows,))),
             list(getattr(structure, "col_factors", (structure.cols,))),
@@ -350,3 +329,47 @@ def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
         **run.about,
         "commits": list(dict.fromkeys(state.commits)),
     }
+
+
+def run(task: Task, config: str | None, options: Mapping[str, Any], how: How) -> str:
+    """Train, and add the result to the file of its kind; what came of it, in a sentence."""
+    bench = Bench.of(task, how)
+    settings = bench.settle(config, options, tiny=how.smoke, search=how.kind == "search")
+    checkpoints = Checkpoints.of(task.name, settings, how)
+    writable_folder(checkpoints.folder, "--out")
+    writable_folder(bench.results, "--results")
+    with alone(checkpoints.folder) if first_process() else nullcontext():
+        if how.resume:
+            # What a search finds is as it was when the run began: one may have ended since.
+            names = {name for search in bench.plan.searches.values() for name in search.names}
+            begun = checkpoints.read()["settings"]
+            kept = {name: begun[name] for name in names if name in begun and options.get(name) is None}
+            settings = replace(settings, **kept)
+        elif how.resume_if_possible:
+            how = replace(how, resume=checkpoints.usable())
+        elif checkpoints.path.exists() and not how.restart:
+            raise ExperimentError(
+                f"{checkpoints.path} is of a run that was stopped: --resume goes on with it, --restart begins anew."
+            )
+        try:
+            record = train(task, settings, how)
+        except Diverged as error:
+            if not how.kind:
+                raise
+            # A point of a grid or a cell of a league: tried, and the worst there is.
+            worst = {f"val_{bench.metric.name}": bench.metric.worst}
+            record = {**settings.as_line(task.name), **worst, "diverged": str(error), **about()}
+        if first_process():
+            append(bench.file(how.kind), record)
+            checkpoints.path.unlink(missing_ok=True)  # nobody needs it any more
+    part()
+    return f"{told(task, record)}; a line was added to {bench.file(how.kind)}"
+
+
+def told(task: Task, record: Mapping[str, Any]) -> str:
+    """A result in words."""
+    figures = [(f"{split} {each.name}", f"{split}_{each.name}", each) for split in task.tests for each in task.metrics]
+    figures.append(("validation", f"val_{task.metrics[0].name}", task.metrics[0]))
+    said = [f"{name} {record[key]:.{each.digits + 1}f}" for name, key, each in figures if record.get(key) is not None]
+    said += [f"ratio {record['ratio']:,.0f}"] if "ratio" in record else []
+    return f"{record['dataset']} {record['row']} seed {record['seed']}: {', '.join(said)}"

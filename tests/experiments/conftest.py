@@ -1,7 +1,7 @@
 import pytest
 import small_files as tiny
 
-from experiments.lab.search import Bench
+from experiments.lab.rows import Bench
 from experiments.lab.task import find
 
 

@@ -13,9 +13,8 @@ pytest.importorskip("accelerate")
 from experiments.lab.batches import Batch, Epochs, Windows, by_length, evenly
 from experiments.lab.errors import ExperimentError
 from experiments.lab.words import choose_words
-from experiments.tasks.sentiment.data import load, tokenize
+from experiments.tasks.sentiment.data import load, tokenize, tree_nodes
 from experiments.tasks.sentiment.model import SentimentSettings
-from experiments.tasks.sentiment.trees import parse
 
 SST = SentimentSettings(dataset="sst5", row="tiny", vocabulary=20)
 IMDB = SentimentSettings(dataset="imdb", row="tiny", vocabulary=20)
@@ -35,7 +34,7 @@ def unpacked(path):
 
 
 def test_a_tree_gives_all_its_nodes_and_the_sentence_last():
-    nodes = parse("(3 (2 It) (4 (2 works) (1 .)))", "here")
+    nodes = tree_nodes("(3 (2 It) (4 (2 works) (1 .)))", "here")
     assert nodes == [(["It"], 2), (["works"], 2), (["."], 1), (["works", "."], 4), (["It", "works", "."], 3)]
 
 

@@ -11,7 +11,7 @@ import tensorbed
 from experiments.lab import formats, training
 from experiments.lab.errors import ExperimentError
 from experiments.lab.processes import accelerator_of
-from experiments.lab.search import Bench
+from experiments.lab.rows import Bench
 from experiments.lab.speed import speeds
 from experiments.lab.task import find, task_folders
 from experiments.lab.watching import Display

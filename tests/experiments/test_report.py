@@ -19,12 +19,10 @@ from experiments.__main__ import app
 from experiments.lab import records
 from experiments.lab.errors import ExperimentError
 from experiments.lab.records import append, read
-from experiments.lab.report.plots import Series, draw_curve, looks
-from experiments.lab.report.sentences import findings, findings_beside, how_to_read, pace, row_names
+from experiments.lab.report.plots import draw_curve, looks
 from experiments.lab.report.summary import summarise as summarised
-from experiments.lab.report.tables import curves, notes, tables_report
-from experiments.lab.rows import configured
-from experiments.lab.search import Bench
+from experiments.lab.report.tables import curves, findings, findings_beside, how_to_read, pace, row_names, tables_report
+from experiments.lab.rows import Bench, configured
 from experiments.lab.task import find
 from pages import unbroken
 
@@ -127,8 +125,7 @@ def test_the_picture_of_curves_marks_where_seeds_stopped():
     entries = summary.tables["sst5"]
     figure = Figure()
     axes = figure.add_subplot()
-    looked = {format: Series(format, look) for format, look in looks(summary.formats).items()}
-    for series in curves(entries, looked):
+    for series in curves(entries, looks(summary.formats)):
         draw_curve(axes, series)
     full, full_stops, train, train_stops = axes.lines
     assert list(full.get_xdata()) == [1, 2]
@@ -179,7 +176,7 @@ def test_long_rows_stand_beside_the_tables_after_one_another():
 
 
 def test_the_laboratorys_own_share_of_the_time_is_told():
-    assert "took 1.0 % of the training time (median over rows; 1.0 % in" in notes(summarise(RUNS))[-1]
+    assert "took 1.0 % of the training time (median over rows; 1.0 % in" in markdown(summarise(RUNS))
 
 
 def test_only_runs_of_the_rows_as_they_are_configured_stand_in_the_tables(bench):
@@ -290,11 +287,6 @@ def test_lines_are_added_and_a_damaged_one_is_named(tmp_path):
         read(path)
 
 
-def test_no_results_say_what_to_run():
-    with pytest.raises(ExperimentError, match="sweep sentiment makes them"):
-        summarise([])
-
-
 def test_the_command_writes_both_reports_or_says_what_the_lines_are(bench, tmp_path):
     runner = CliRunner()
     told = runner.invoke(app, ["report", "--results", str(tmp_path)])
@@ -302,6 +294,7 @@ def test_the_command_writes_both_reports_or_says_what_the_lines_are(bench, tmp_p
     append(bench.file(), {"row": "mine"})
     told = runner.invoke(app, ["report", "--results", str(tmp_path)])
     assert "sentiment.jsonl has no runs to report; 1 lines are no runs of the tables" in str(told.exception)
+    assert "experiments sweep sentiment makes them" in str(told.exception)
     for line in RUNS:
         append(bench.file(), line)
     told = runner.invoke(app, ["report", "--results", str(tmp_path)])

@@ -9,10 +9,9 @@ pytest.importorskip("accelerate")
 
 from experiments.lab.checkpoints import MODEL, NAME, trained
 from experiments.lab.errors import Diverged, ExperimentError
-from experiments.lab.run import run
-from experiments.lab.search import Bench
+from experiments.lab.rows import Bench
 from experiments.lab.task import find
-from experiments.lab.training import How, Training
+from experiments.lab.training import How, Training, run
 
 TASK = find("source_code")
 

@@ -10,8 +10,7 @@ pytest.importorskip("accelerate")
 import tensorbed as tb
 from experiments.lab.errors import ExperimentError
 from experiments.lab.records import append, read
-from experiments.lab.rows import configured, row_names
-from experiments.lab.search import Bench
+from experiments.lab.rows import Bench, configured, row_names
 from experiments.lab.settings import recorded
 from experiments.lab.task import find
 from experiments.lab.training import How, train

@@ -16,8 +16,7 @@ pytest.importorskip("accelerate")
 from experiments.lab import sweep as sweep_module
 from experiments.lab.errors import Stopped
 from experiments.lab.records import append
-from experiments.lab.rows import Plan
-from experiments.lab.search import Bench
+from experiments.lab.rows import Bench, Plan
 from experiments.lab.sweep import Cell, Sweep
 from experiments.lab.task import find
 

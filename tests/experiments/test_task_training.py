@@ -11,7 +11,7 @@ from laboratory import losses
 pytest.importorskip("accelerate")
 
 from experiments.lab import files
-from experiments.lab.batches import Batch
+from experiments.lab.batches import Batch, lanes_of
 from experiments.lab.checkpoints import CONTENT, Checkpoints
 from experiments.lab.errors import Diverged, ExperimentError
 from experiments.lab.optimisers import SCHEDULES, pace
@@ -76,7 +76,7 @@ def test_a_run_tells_everything(settings, how):
     stored = sum(
         2 * i * j * (2 if 0 < k < len(rows) - 1 else 1) for k, (i, j) in enumerate(zip(rows, cols, strict=True))
     )
-    words = len(TASK.load(settings(), how().data).corpus.words)
+    words = len(TASK.load(settings(), how().data).words)
     assert record["table_parameters"] == 2 * stored  # both ends
     assert record["ratio"] == pytest.approx(words * 8 / stored)
     assert record["val_perplexity"] == record["epochs"][-1]["val_perplexity"]
@@ -283,7 +283,7 @@ class Stream:
 
 @pytest.mark.parametrize("steps", [1, 6, 10])
 def test_a_stream_goes_on_where_it_was(settings, how, tmp_path, monkeypatch, steps):
-    monkeypatch.setattr(type(TASK), "batches", lambda self, settings, data: Stream(data.train))
+    monkeypatch.setattr(type(TASK), "batches", lambda self, settings, data: Stream(lanes_of(data.train, 4, "training")))
     whole = losses(train(settings(), how(out=tmp_path / "whole")))
     killed(monkeypatch, steps, settings(), how(checkpoint_steps=1))
     assert losses(train(settings(), how(resume=True))) == whole

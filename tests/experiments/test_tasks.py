@@ -15,12 +15,10 @@ import tensorbed as tb
 from experiments.__main__ import app
 from experiments.lab import formats
 from experiments.lab.errors import ExperimentError
-from experiments.lab.league import largest_ratio, league_of, split
+from experiments.lab.league import Standings, largest_ratio, league_of, split
 from experiments.lab.metrics import Metric
 from experiments.lab.records import append, read
-from experiments.lab.report.league import Standings
-from experiments.lab.rows import configured, plan
-from experiments.lab.search import Bench
+from experiments.lab.rows import Bench, configured, plan
 from experiments.lab.sweep import Cell, Sweep
 from experiments.lab.task import find
 

@@ -10,8 +10,9 @@ import matplotlib
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator, NullLocator
 
+from experiments.lab.formats import label
 from experiments.lab.metrics import Metric
-from experiments.lab.report.summary import Entry
+from experiments.lab.report.summary import Point
 from pages import COLOURS, MARKERS, PLAIN, SIZE, STYLE, svg
 
 LINES = ("-", "--", ":", "-.")
@@ -21,50 +22,28 @@ SIDES = ((5, 5, "left"), (5, -13, "left"), (-5, -13, "right"))
 
 
 @dataclass(frozen=True)
-class Look:
-    """Colour, mark and line of a series, and where the names of its points stand."""
-
-    colour: str
-    marker: str
-    side: tuple[int, int, str]
-    line: str = "-"
-
-
-def looks(names: Iterable[str]) -> dict[str, Look]:
-    """One for each name, by its place; where colours come again, with other marks and lines."""
-    of_all = {}
-    for k, name in enumerate(names):
-        again, place = divmod(k, len(COLOURS))
-        marker = MARKERS[(place + again) % len(MARKERS)]
-        of_all[name] = Look(COLOURS[place], marker, SIDES[k % len(SIDES)], LINES[again % len(LINES)])
-    return of_all
-
-
-@dataclass(frozen=True)
-class Point:
-    """A row in a picture of sizes."""
-
-    ratio: float
-    mean: float
-    deviation: float | None = None
-    paper: float | None = None
-    name: str = ""
-
-    @classmethod
-    def of(cls, entry: Entry) -> Point:
-        return cls(entry.ratio, entry.mean, entry.deviation, entry.paper, entry.row)
-
-
-@dataclass(frozen=True)
 class Series:
-    """Points of one format, or the values of one row while it trains."""
+    """Points of one format, or the values of one row while it trains, and how they look."""
 
     label: str
-    look: Look
+    colour: str
+    marker: str
+    side: tuple[int, int, str]  # where the names of its points stand
+    line: str
     points: Sequence[Point] = ()
     stages: Sequence[int] = ()
     values: Sequence[float] = ()
     stops: Sequence[int] = ()  # validations, from 1, after which a seed stopped
+
+
+def looks(names: Iterable[str]) -> dict[str, Series]:
+    """A series for each name, empty yet, by its place; where colours come again, with other marks and lines."""
+    of_all = {}
+    for k, name in enumerate(names):
+        again, place = divmod(k, len(COLOURS))
+        marker, line = MARKERS[(place + again) % len(MARKERS)], LINES[again % len(LINES)]
+        of_all[name] = Series(label(name), COLOURS[place], marker, SIDES[k % len(SIDES)], line)
+    return of_all
 
 
 def size_picture(name: str, metric: Metric, split: str, full: Series, series: Sequence[Series]) -> str:
@@ -93,7 +72,7 @@ def size_picture(name: str, metric: Metric, split: str, full: Series, series: Se
 
 def draw_full(axes: Any, full: Series) -> None:
     """The full table has no size to compare: a line across, with its deviation around it, and the paper's dotted."""
-    point, look = full.points[0], {"color": full.look.colour}
+    point, look = full.points[0], {"color": full.colour}
     axes.axhline(point.mean, linewidth=1.6, label="full table", **look)
     if point.deviation is not None:
         axes.axhspan(point.mean - point.deviation, point.mean + point.deviation, alpha=0.12, lw=0, **look)
@@ -104,17 +83,15 @@ def draw_full(axes: Any, full: Series) -> None:
 def draw_points(axes: Any, series: Series) -> None:
     """From the largest table to the smallest, each with its name."""
     points = sorted(series.points, key=lambda point: point.ratio)
-    look: dict[str, Any] = {"color": series.look.colour, "marker": series.look.marker, "markersize": 6}
-    line = series.look.line
+    look: dict[str, Any] = {"color": series.colour, "marker": series.marker, "markersize": 6}
     ratios, means = [point.ratio for point in points], [point.mean for point in points]
-    axes.errorbar(
-        ratios, means, [point.deviation or 0 for point in points], label=series.label, capsize=3, linestyle=line, **look
-    )
-    right, up, side = series.look.side
-    text = {"textcoords": "offset points", "ha": side, "color": series.look.colour, "fontsize": 9.5}
+    bars = [point.deviation or 0 for point in points]
+    axes.errorbar(ratios, means, bars, label=series.label, capsize=3, linestyle=series.line, **look)
+    right, up, side = series.side
+    text = {"textcoords": "offset points", "ha": side, "color": series.colour, "fontsize": 9.5}
     for point in points:
-        if point.name:
-            axes.annotate(point.name, (point.ratio, point.mean), (right, up), **text)
+        if point.row:
+            axes.annotate(point.row, (point.ratio, point.mean), (right, up), **text)
     paper = [(point.ratio, point.paper) for point in points if point.paper is not None]
     if paper:
         axes.plot(*zip(*paper, strict=True), linestyle="none", markerfacecolor="none", **look)
@@ -142,8 +119,8 @@ def curve_picture(name: str, metric: Metric, stage: str, series: Sequence[Series
 
 def draw_curve(axes: Any, series: Series) -> None:
     """A row's mean over its seeds; a dot is where a seed stopped before the others."""
-    look = {"color": series.look.colour}
-    axes.plot(series.stages, series.values, series.look.line, label=series.label, linewidth=1.8, **look)
+    look = {"color": series.colour}
+    axes.plot(series.stages, series.values, series.line, label=series.label, linewidth=1.8, **look)
     stops = [series.stages[stop - 1] for stop in series.stops]
     axes.plot(stops, [series.values[stop - 1] for stop in series.stops], "o", markersize=4, **look)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean, median, stdev
@@ -13,32 +13,18 @@ from typing import Any
 from experiments.lab.errors import ExperimentError
 from experiments.lab.formats import FULL, label
 from experiments.lab.metrics import Metric
-from experiments.lab.search import Bench
+from experiments.lab.rows import Bench
 from experiments.lab.settings import read_toml
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One row of a table."""
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """What came of tables of one size, in a picture or in words."""
 
-    dataset: str
-    row: str
-    format: str
-    shape: str
-    cores: int  # how many a chain has; one factor of the rows each
-    rank: str
     ratio: float
-    total_parameters: int
-    seeds: tuple[int, ...]
-    validation: tuple[float, ...]
-    test: tuple[float, ...]  # or validation again, where a task has no test set
-    more: dict[str, float]  # other metrics and test sets, means
-    paper: float | None
-    curves: tuple[tuple[float, ...], ...]  # the metric at each validation, a seed each
-    stages: tuple[int, ...]  # epochs or steps of these validations
-    overhead: float
-    settings: Mapping[str, Any]
-    apart: str | None  # in what a row beside the tables differs from theirs
+    test: tuple[float, ...]  # a seed each; or validation, where a task has no test set
+    paper: float | None = None
+    row: str = ""
 
     @property
     def mean(self) -> float:
@@ -47,6 +33,29 @@ class Entry:
     @property
     def deviation(self) -> float | None:
         return stdev(self.test) if len(self.test) > 1 else None
+
+    def written(self, metric: Metric) -> str:
+        """``59.1 ± 0.3``."""
+        return metric.written(self.mean) + ("" if self.deviation is None else f" ± {metric.written(self.deviation)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry(Point):
+    """One row of a table."""
+
+    dataset: str
+    format: str
+    shape: str
+    cores: int  # how many a chain has; one factor of the rows each
+    rank: str
+    total_parameters: int
+    validation: tuple[float, ...]
+    more: dict[str, float]  # other metrics and test sets, means
+    curves: tuple[tuple[float, ...], ...]  # the metric at each validation, a seed each
+    stages: tuple[int, ...]  # epochs or steps of these validations
+    overhead: float
+    settings: Mapping[str, Any]
+    apart: str | None  # in what a row beside the tables differs from theirs
 
     @property
     def mean_curve(self) -> tuple[float, ...]:
@@ -70,28 +79,18 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Reported:
-    """What is told of a task's results, by its first metric."""
+class Summary:
+    """All tables, and with what they were measured."""
 
     bench: Bench
+    tables: Mapping[str, Sequence[Entry]]
+    beside: Mapping[str, Sequence[Entry]]  # rows of the tables with one thing changed
+    last: Mapping[str, Any]  # of the lines
+    commits: Sequence[str]
 
     @property
     def metric(self) -> Metric:
-        return self.bench.task.metrics[0]
-
-    @property
-    def split(self) -> str:
-        """What the metric is told on: the first test set, or validation."""
-        return (*self.bench.task.tests, "validation")[0]
-
-
-@dataclass(frozen=True)
-class Summary(Reported):
-    """All tables, and with what they were measured."""
-
-    tables: dict[str, tuple[Entry, ...]]
-    beside: dict[str, tuple[Entry, ...]]  # rows of the tables with one thing changed
-    about: Mapping[str, Any]
+        return self.bench.metric
 
     @property
     def texts(self) -> Mapping[str, Any]:
@@ -122,39 +121,34 @@ class Summary(Reported):
         return next((entry for entry in self.tables.get(dataset, ()) if entry.row == row), None)
 
 
-def summarise(bench: Bench, records: Iterable[Mapping[str, Any]]) -> Summary:
+def summarise(bench: Bench, records: Sequence[Mapping[str, Any]]) -> Summary:
     """Rows in the task's order; of a run done twice the later line counts."""
-    paper = bench.task.folder / "paper.toml"
+    paper, texts = bench.task.folder / "paper.toml", bench.task.texts
     figures = read_toml(paper) if paper.exists() else {}
     groups: defaultdict[tuple[str, str], dict[int, Mapping[str, Any]]] = defaultdict(dict)
-    last: Mapping[str, Any] = {}
-    commits: dict[str, None] = {}
     for number, record in enumerate(records, 1):
         check_line(bench, record, number)
         groups[record["dataset"], record["row"]][record["seed"]] = record
-        last = record
-        commits.update(dict.fromkeys(str(one or "unknown") for one in record.get("commits") or [record.get("commit")]))
-    if not groups:
-        raise ExperimentError(f"no runs to report; python -m experiments sweep {bench.task.name} makes them.")
-    order = bench.task.texts.get("order", list(dict.fromkeys(row for _, row, _ in bench.plan.runs)))
-    place = {row: number for number, row in enumerate(order)}
-    # Each kind of variant after the rows, in the same order.
-    ordered = sorted(groups, key=lambda key: (key[1].removeprefix(base(key[1])), place.get(base(key[1]), len(place))))
-    titled = list(bench.task.texts.get("datasets", {}))
-    named = dict.fromkeys([*titled, *(dataset for dataset, _ in groups)])
-    parts: tuple[dict[str, tuple[Entry, ...]], ...] = ({}, {})
-    for dataset in named:
-        for key in (key for key in ordered if key[0] == dataset):
-            entry = entry_of(bench, groups[key], figures.get(dataset, {}).get(base(key[1])))
-            part = parts[entry.apart is not None]
-            part[dataset] = (*part.get(dataset, ()), entry)
-    about = {"versions": last.get("versions"), "machine": last.get("machine"), "commits": list(commits)}
-    return Summary(bench, parts[0], parts[1], about)
+    datasets = list(dict.fromkeys([*texts.get("datasets", {}), *(dataset for dataset, _ in groups)]))
+    order = texts.get("order", list(dict.fromkeys(row for _, row, _ in bench.plan.runs)))
+
+    def place(key: tuple[str, str]) -> tuple[int, str, int]:
+        """Each kind of variant after the rows, in the same order."""
+        row = base(key[1])
+        return datasets.index(key[0]), key[1].removeprefix(row), order.index(row) if row in order else len(order)
+
+    tables: defaultdict[str, list[Entry]] = defaultdict(list)
+    beside: defaultdict[str, list[Entry]] = defaultdict(list)
+    for dataset, row in sorted(groups, key=place):
+        entry = entry_of(bench, groups[dataset, row], figures.get(dataset, {}).get(base(row)))
+        (tables if entry.apart is None else beside)[dataset].append(entry)
+    commits = [commit for record in records for commit in record.get("commits") or [record.get("commit")]]
+    return Summary(bench, tables, beside, records[-1], list(dict.fromkeys(str(one or "unknown") for one in commits)))
 
 
 def check_line(bench: Bench, record: Mapping[str, Any], number: int) -> None:
     """A line is of the settings it tells, and its figures are numbers; otherwise nothing can be said of it."""
-    settings, metric = record["settings"], bench.task.metrics[0].name
+    settings, metric = record["settings"], bench.metric.name
     wrong = [name for name in ("dataset", "row", "seed", "format") if record.get(name) != settings[name]]
     numbers = ("ratio", "total_parameters", *(f"{split}_{metric}" for split in (*bench.task.tests, "val")), "overhead")
     wrong += [name for name in numbers if not is_number(record.get(name))]
@@ -176,9 +170,8 @@ def is_number(value: Any) -> bool:
 
 def entry_of(bench: Bench, runs: Mapping[int, Mapping[str, Any]], paper: float | None) -> Entry:
     """The runs of one row, a seed each."""
-    task, seeds = bench.task, sorted(runs)
-    first, of = runs[seeds[0]], [runs[seed] for seed in seeds]
-    settings, metric = first["settings"], task.metrics[0].name
+    task, of = bench.task, [runs[seed] for seed in sorted(runs)]
+    first, settings, metric = of[0], of[0]["settings"], bench.metric.name
     rows, cols = settings["shape"] or first.get("shape") or ((), ())
     split, *splits = (*task.tests, "val")
     others = [(s, m.name) for s in (split, *splits[:-1]) for m in task.metrics if (s, m.name) != (split, metric)]
@@ -194,7 +187,6 @@ def entry_of(bench: Bench, runs: Mapping[int, Mapping[str, Any]], paper: float |
         rank=str(settings["rank"] or (max(first.get("ranks") or [0]) if settings.get("ratio") else 0) or "-"),
         ratio=first["ratio"],
         total_parameters=first["total_parameters"],
-        seeds=tuple(seeds),
         validation=tuple(run[f"val_{metric}"] for run in of),
         test=tuple(run[f"{split}_{metric}"] for run in of),
         more={f"{s} {name}": fmean(run[f"{s}_{name}"] for run in of) for s, name in others},
@@ -216,3 +208,8 @@ def factors(numbers: Iterable[int]) -> str:
     """``(5, 6)``, or one number by itself."""
     given = list(numbers)
     return str(given[0]) if len(given) == 1 else f"({','.join(map(str, given))})"
+
+
+def counted(number: float, what: str) -> str:
+    """``1 seed``, ``5 seeds``."""
+    return f"{number:g} {what}{'' if number == 1 else 's'}"

@@ -1,27 +1,45 @@
-"""The report of a task's rows: their tables, pictures, and what is seen in them."""
+"""The reports of a task, and that of its rows: their tables, pictures, and what is seen in them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from statistics import fmean
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
 
+from experiments.lab.errors import ExperimentError
+from experiments.lab.files import write_whole
 from experiments.lab.formats import FULL, label
+from experiments.lab.league import Standings
+from experiments.lab.records import read
 from experiments.lab.report.document import Part, document, items, names, pictures, table
-from experiments.lab.report.plots import LINES, Look, Point, Series, curve_picture, looks, size_picture
-from experiments.lab.report.sentences import (
-    counted,
-    findings,
-    findings_beside,
-    how_to_read,
-    overheads,
-    pace,
-    ranges,
-    row_names,
-    searched,
-    value_text,
-)
-from experiments.lab.report.summary import Entry, Summary
+from experiments.lab.report.plots import LINES, Series, curve_picture, looks, size_picture
+from experiments.lab.report.summary import Entry, Summary, base, counted, summarise
+from experiments.lab.rows import Bench
+
+
+def reports(bench: Bench) -> Iterator[str]:
+    """Write what there is to tell of a task, its rows and its league; a sentence on each."""
+    everything, standings = read(bench.file()), bench.recorded("league")
+    lines = bench.in_tables(everything)
+    left_out = len(everything) - len(lines)
+    others = f"; {left_out} lines are no runs of the tables as they are configured now" if left_out else ""
+    if not lines and not standings:
+        makes = f"experiments sweep {bench.task.name} makes them"
+        raise ExperimentError(f"{bench.file()} has no runs to report{others}; {makes}.")
+    if lines:
+        yield f"{written(bench.file(), *tables_report(summarise(bench, lines)))}, from {len(lines)} runs{others}"
+    if standings:
+        yield f"{written(bench.file('league'), *Standings(bench).report())}, from {len(standings)} runs"
+
+
+def written(lines: Path, text: str, page: str) -> str:
+    """The names of the two files beside the lines, which are written whole."""
+    files = {lines.with_suffix(".md"): text, lines.with_suffix(".html"): page}
+    for path, content in files.items():
+        write_whole(path, content.encode())
+    return " and ".join(map(str, files))
 
 
 def tables_report(summary: Summary) -> tuple[str, str]:
@@ -33,15 +51,10 @@ def tables_report(summary: Summary) -> tuple[str, str]:
     for dataset, entries in summary.beside.items():
         said = items(findings_beside(summary, dataset))
         sections[f"{summary.title(dataset)}, beside the table"] = [entry_table(summary, entries), said]
-    sections["How"] = [items(notes(summary))]
+    sections["How"] = [items([*texts.get("notes", []), overheads(summary)])]
     if summary.grids:
-        sections["Search on validation"] = [items(searched(summary)), table(search_rows(summary))]
+        sections["Search on validation"] = [items(searched_sentences(summary)), table(search_rows(summary))]
     return document(texts["title"], texts["lead"], sections, heading=texts.get("heading"), about=described(summary))
-
-
-def notes(summary: Summary) -> list[str]:
-    """How it was measured, and what that cost."""
-    return [*summary.texts.get("notes", []), overheads(summary)]
 
 
 def entry_table(summary: Summary, entries: Sequence[Entry]) -> Part:
@@ -58,17 +71,16 @@ def entry_table(summary: Summary, entries: Sequence[Entry]) -> Part:
 def cells(summary: Summary, entry: Entry) -> dict[str, str]:
     """A line of a table, as text under its headings. What is compared comes first: a phone shows five columns."""
     metric, full = summary.metric, summary.entry(entry.dataset, FULL)
-    deviation = "" if entry.deviation is None else f" ± {metric.written(entry.deviation)}"
     beside = "" if full is None or entry is full else f"{metric.beside(entry.mean, full.mean):+.1f}"
     return {
         "row": entry.row,
         "times smaller": f"{entry.ratio:,.0f}",
-        "ours": f"{metric.written(entry.mean)}{deviation}",
+        "ours": entry.written(metric),
         "to our full": beside,
         "paper": "" if entry.paper is None else metric.written(entry.paper),
         **{name: f"{value:.4g}" for name, value in entry.more.items()},
         "validation": metric.written(fmean(entry.validation)),
-        "seeds": str(len(entry.seeds)),
+        "seeds": str(len(entry.test)),
         "parameters": f"{entry.total_parameters / 1e6:.2f}M",
         "rank": entry.rank,
         **{name: value_text(entry.settings[name]) for name in summary.searched},
@@ -82,13 +94,13 @@ def drawn(summary: Summary, dataset: str, entries: Sequence[Entry]) -> Part:
     full = summary.entry(dataset, FULL)
     smaller = [entry for entry in entries if entry.format != FULL]
     of_format = {
-        format: Series(label(format), look, [Point.of(entry) for entry in entries if entry.format == format])
-        for format, look in looks(summary.formats).items()
+        format: replace(series, points=[entry for entry in entries if entry.format == format])
+        for format, series in looks(summary.formats).items()
     }
     ours = [of_format[format] for format in summary.formats if format != FULL and of_format[format].points]
-    sizes = size_picture(f"{dataset}-ratio", metric, summary.split, of_format[FULL], ours)
+    sizes = size_picture(f"{dataset}-ratio", metric, summary.bench.split, of_format[FULL], ours)
     seen = ranges(summary, smaller, full) if smaller and full else ""
-    figures = [(f"{summary.split.capitalize()} {metric.name} against size", seen, sizes)]
+    figures = [(f"{summary.bench.split.capitalize()} {metric.name} against size", seen, sizes)]
     when = "after each epoch" if stage == "epoch" else "while training"
     everything = curves(entries, of_format)
     for format in dict.fromkeys(entry.format for entry in smaller):
@@ -101,15 +113,12 @@ def drawn(summary: Summary, dataset: str, entries: Sequence[Entry]) -> Part:
 
 def curves(entries: Sequence[Entry], of_format: dict[str, Series]) -> list[Series]:
     """What is drawn of rows while they train: a format's colour, a line of its own for each row."""
-
-    def look(place: int, entry: Entry) -> Look:
-        line = "-" if entry.format == FULL else LINES[(place - (entries[0].format == FULL)) % len(LINES)]
-        return replace(of_format[entry.format].look, line=line)
-
-    return [
-        Series(entry.row, look(place, entry), (), entry.stages, entry.mean_curve, entry.early_stops)
-        for place, entry in enumerate(entries)
-    ]
+    drawn, first = [], entries[0].format == FULL
+    for place, entry in enumerate(entries):
+        line = "-" if entry.format == FULL else LINES[(place - first) % len(LINES)]
+        look = replace(of_format[entry.format], label=entry.row, line=line)
+        drawn.append(replace(look, stages=entry.stages, values=entry.mean_curve, stops=entry.early_stops))
+    return drawn
 
 
 def search_rows(summary: Summary) -> list[tuple[str, ...]]:
@@ -126,8 +135,157 @@ def search_rows(summary: Summary) -> list[tuple[str, ...]]:
 
 def described(summary: Summary) -> str:
     """With what it was measured."""
-    versions = ", ".join(f"{name} {version}" for name, version in (summary.about["versions"] or {}).items())
-    machine = summary.about["machine"] or {}
+    versions = ", ".join(f"{name} {version}" for name, version in (summary.last.get("versions") or {}).items())
+    machine = summary.last.get("machine") or {}
     threads = counted(machine.get("threads") or 0, "thread")
     place = f"{machine.get('processor')}, {machine.get('cores')} cores, {threads} a run"
-    return f"{versions}; {place}; commit {', '.join(summary.about['commits'])}."
+    return f"{versions}; {place}; commit {', '.join(summary.commits)}."
+
+
+def findings(summary: Summary) -> list[str]:
+    """What the numbers say of the claim that compressed rows reach the full model's level."""
+    said = []
+    for dataset, entries in summary.tables.items():
+        full = summary.entry(dataset, FULL)
+        smaller = [entry for entry in entries if entry.format != FULL]
+        if full is not None and smaller:
+            title = summary.title(dataset)
+            said += [f"{title}: {ranges(summary, smaller, full)} {chance(summary, [*smaller, full])}"]
+            said += [f"{title}: {best}" for best in best_of_each_format(summary, smaller, full)]
+    return said
+
+
+def ranges(summary: Summary, smaller: Sequence[Entry], full: Entry) -> str:
+    """How small the tables are, and how good."""
+    metric = summary.metric
+    sizes = span((entry.ratio for entry in smaller), "{:,.0f}".format)
+    values = span((entry.mean for entry in smaller), metric.written)
+    return (
+        f"tables {sizes} times smaller have a {summary.bench.split} {metric.name} of {values}, the full table has "
+        f"{metric.written(full.mean)}."
+    )
+
+
+def chance(summary: Summary, entries: Iterable[Entry]) -> str:
+    """How much of a difference may come from the seeds."""
+    metric = summary.metric
+    deviations = [
+        metric.beside(entry.mean + entry.deviation, entry.mean) for entry in entries if entry.deviation is not None
+    ]
+    if not deviations:
+        return "Every row was trained once."
+    moved = span(deviations, "{:.1f}".format)
+    return f"From seed to seed the {metric.name} of a row deviates by {moved} {metric.unit}."
+
+
+def best_of_each_format(summary: Summary, smaller: Sequence[Entry], full: Entry) -> list[str]:
+    """The row of each format that validation prefers, beside the full table."""
+    said, metric = [], summary.metric
+    for format in summary.texts.get("findings", summary.formats):
+        rows = [entry for entry in smaller if entry.format == format]
+        if rows:
+            best = metric.best(rows, lambda entry: fmean(entry.validation))
+            said.append(
+                f"of the {summary.plural(format)} {best.row}, {best.ratio:,.0f} times smaller, is best on validation; "
+                f"its {summary.bench.split} {metric.name} is {metric.written(best.mean)}, "
+                f"{metric.told(best.mean, full.mean)} the full table's "
+                f"({counted(len(best.test), 'seed')}, full {len(full.test)})."
+            )
+    return said
+
+
+def findings_beside(summary: Summary, dataset: str) -> list[str]:
+    """What the rows beside a table say, each against the row it is a variant of."""
+    said, metric = [], summary.metric
+    for entry in summary.beside[dataset]:
+        fair = summary.entry(dataset, base(entry.row))
+        if fair is not None:
+            said.append(
+                f"{entry.row}, {entry.apart}, has {metric.written(entry.mean)} "
+                f"({counted(len(entry.test), 'seed')}), {metric.told(entry.mean, fair.mean)} {fair.row}."
+            )
+    return said
+
+
+def pace(summary: Summary, format: str, entries: Sequence[Entry]) -> str:
+    """After how many epochs or steps the rows of a format are best, beside the full table."""
+
+    def best(format: str) -> str | None:
+        stages = [stage for entry in entries if entry.format == format for stage in entry.best_stages(summary.metric)]
+        return counted(median(stages), summary.bench.task.stage) if stages else None
+
+    beside = "" if best(FULL) is None else f", the full table after {best(FULL)}"
+    return f"the {summary.plural(format)} are at their best after {best(format)}{beside}."
+
+
+def how_to_read(summary: Summary, entries: Sequence[Entry]) -> str:
+    """What stands for what in the pictures of a dataset."""
+    better = "higher" if summary.metric.higher else "lower"
+    papers = any(entry.paper is not None for entry in entries)
+    hollow = "; what is hollow or dotted is the paper's" if papers else ""
+    said = [f"In the first picture further right is smaller and {better} is better{hollow}."]
+    if any(entry.deviation is not None for entry in entries):
+        said.append("Bars, and the band around the full table, are deviations over seeds.")
+    if any(len(entry.test) > 1 for entry in entries):
+        said.append("In the others each line is the mean over all seeds, and ends where the last of them stopped.")
+    if any(entry.early_stops for entry in entries):
+        said.append("A dot is where a seed stopped before the others; its last value stays in the mean.")
+    return " ".join(said)
+
+
+def row_names(summary: Summary) -> list[tuple[str, str]]:
+    """What the names of the rows stand for, format by format, with the sizes of the rows in their order."""
+    rows = {entry.row: entry for entries in summary.tables.values() for entry in entries}
+    explained = []
+    for format in summary.formats:
+        mine = [entry for entry in rows.values() if entry.format == format]
+        if mine:
+            ranks = listed(dict.fromkeys(entry.rank for entry in mine))
+            cores = listed(str(entry.cores) for entry in mine)
+            told = summary.texts.get("meanings", {}).get(format, f"{label(format)}, rank {{ranks}}.")
+            explained.append((", ".join(entry.row for entry in mine), told.format(ranks=ranks, cores=cores)))
+    return explained
+
+
+def searched_sentences(summary: Summary) -> list[str]:
+    """Which point of the grid is best, for which formats."""
+    said = []
+    for dataset in dict.fromkeys(dataset for dataset, _ in summary.grids):
+        names = summary.bench.plan.search(dataset).names
+        formats: dict[tuple[Any, ...], list[str]] = {}
+        for (name, format), scores in summary.grids.items():
+            if name == dataset:
+                formats.setdefault(summary.metric.best(scores, scores.__getitem__), []).append(label(format))
+        best = [
+            f"{' with '.join(f'{name} {value_text(value)}' for name, value in zip(names, point, strict=True))} for "
+            f"{listed(labels)}"
+            for point, labels in formats.items()
+        ]
+        said.append(f"{summary.title(dataset)}: best is {'; '.join(best)}.")
+    return said
+
+
+def overheads(summary: Summary) -> str:
+    """What the laboratory itself costs."""
+    shares = [entry.overhead for entries in summary.tables.values() for entry in entries]
+    return (
+        "Everything but forward, backward and the optimiser's step took "
+        f"{100 * median(shares):.1f} % of the training time (median over rows; {100 * max(shares):.1f} % in the worst)."
+    )
+
+
+def value_text(value: Any) -> str:
+    """Of a setting that is searched; a deviation that was not given is ``Glorot``'s."""
+    return "Glorot" if value is None else f"{value:g}"
+
+
+def span(numbers: Iterable[float], written: Callable[[float], str]) -> str:
+    """``78 to 800``, or one number where both ends are written alike."""
+    known = list(numbers)
+    return " to ".join(dict.fromkeys((written(min(known)), written(max(known)))))
+
+
+def listed(words: Iterable[str]) -> str:
+    """``3, 4 and 6``."""
+    *most, last = words
+    return f"{', '.join(most)} and {last}" if most else last

@@ -6,7 +6,7 @@ import json
 import re
 from array import array
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,11 +16,12 @@ from experiments.lab.errors import ExperimentError, unknown
 from experiments.lab.files import check_folder, fetched, gzip_lines
 from experiments.lab.words import UNKNOWN, choose_words, numbering, places
 from experiments.tasks.sentiment.model import PAD, SentimentSettings
-from experiments.tasks.sentiment.trees import parse
 
 CLASSES = {"sst5": 5, "imdb": 2}
 SPLITS = ("train", "validation", "test")
 SST_FILES = {"train": "train", "validation": "dev", "test": "test"}
+TREE_SIGN = re.compile(r"[()]|[^\s()]+")
+TREE_LABELS = ("0", "1", "2", "3", "4")
 SST_ORIGINAL = "zip://trees/{}.txt::https://nlp.stanford.edu/sentiment/trainDevTestTrees_PTB.zip"
 IMDB_ORIGINAL = "stanfordnlp/imdb"
 HELD_OUT = 10  # one training review of IMDB in this many is for validation
@@ -73,17 +74,12 @@ def load(settings: SentimentSettings, folder: Path | None) -> Data:
     raw["train"] = spread(raw["train"], settings.train_limit)
     splits = {
         split: by_length(
-            [padded([rank[word] for word in text], settings.pad_to) for text, _ in texts],
+            [[rank[word] for word in text] + [PAD] * ((settings.pad_to or 0) - len(text)) for text, _ in texts],
             [label for _, label in texts],
         )
         for split, texts in raw.items()
     }
     return Data(splits, chosen, CLASSES[settings.dataset])
-
-
-def padded(text: list[int], length: int | None) -> list[int]:
-    """The text with padding at its end up to a length, if one is asked for."""
-    return text + [PAD] * ((length or 0) - len(text))
 
 
 def spread(examples: list[T], limit: int | None) -> list[T]:
@@ -94,26 +90,46 @@ def spread(examples: list[T], limit: int | None) -> list[T]:
 
 def sst5(folder: Path | None, phrases: bool) -> dict[str, list[Labelled]]:
     """The official splits: the sentences at the roots of the trees; for training also all phrases, if asked."""
-    if folder is not None:
-        lines = {split: gzip_lines(folder / "sst5" / f"{name}.txt.gz") for split, name in SST_FILES.items()}
-    else:
-        files = {split: SST_ORIGINAL.format(name) for split, name in SST_FILES.items()}
-        lines = {
-            split: enumerate((record["text"] for record in fetched("text", split, data_files=files)), 1)
-            for split in SST_FILES
-        }
-    return {
-        split: list(labelled_trees(numbered, f"{SST_FILES[split]}.txt", phrases and split == "train"))
-        for split, numbered in lines.items()
-    }
+    originals = {split: SST_ORIGINAL.format(name) for split, name in SST_FILES.items()}
+    read = {}
+    for split, name in SST_FILES.items():
+        if folder is not None:
+            lines = gzip_lines(folder / "sst5" / f"{name}.txt.gz")
+        else:
+            lines = enumerate((record["text"] for record in fetched("text", split, data_files=originals)), 1)
+        trees = (tree_nodes(line, f"{name}.txt, line {number}") for number, line in lines if line.strip())
+        read[split] = [node for nodes in trees for node in (nodes if phrases and split == "train" else nodes[-1:])]
+    return read
 
 
-def labelled_trees(lines: Iterable[tuple[int, str]], name: str, phrases: bool) -> Iterator[Labelled]:
-    """Tokens and label of each tree's root, or of all its nodes."""
-    for number, line in lines:
-        if line.strip():
-            nodes = parse(line, f"{name}, line {number}")
-            yield from nodes if phrases else nodes[-1:]
+def tree_nodes(line: str, where: str) -> list[Labelled]:
+    """Tokens and label of every node of ``(3 (2 It) (4 works))``, children before parents: the last is the sentence."""
+    nodes: list[Labelled] = []
+    leaves: list[str] = []
+    opened: list[tuple[int, int]] = []  # label and first leaf of each open node
+    signs = iter(TREE_SIGN.findall(line))
+    for sign in signs:
+        if nodes and not opened:
+            raise ExperimentError(f"{where}: malformed tree, {sign!r} stands after its end.")
+        if sign == "(":
+            label = next(signs, "nothing")
+            if label not in TREE_LABELS:
+                raise ExperimentError(
+                    f"{where}: malformed tree, a node begins with {label!r}, not a label from 0 to 4."
+                )
+            opened.append((int(label), len(leaves)))
+        elif not opened:
+            raise ExperimentError(f"{where}: malformed tree, it begins with {sign!r}, not with an open bracket.")
+        elif sign == ")":
+            root, first = opened.pop()
+            if first == len(leaves):
+                raise ExperimentError(f"{where}: malformed tree, a node without words.")
+            nodes.append((leaves[first:], root))
+        else:
+            leaves.append(sign)
+    if opened or not nodes:
+        raise ExperimentError(f"{where}: malformed tree, {len(opened) or 'no'} brackets are left open.")
+    return nodes
 
 
 def imdb(folder: Path | None, phrases: bool) -> dict[str, list[Labelled]]:
@@ -123,46 +139,35 @@ def imdb(folder: Path | None, phrases: bool) -> dict[str, list[Labelled]]:
     """
     if phrases:
         raise ExperimentError("phrases are nodes of trees, which imdb has not; use --phrases with sst5.")
-    if folder is not None:
-        halves = {half: reviews(folder / "imdb" / f"{half}.jsonl.gz") for half in ("train", "test")}
-    else:
-        halves = {half: original_reviews(half) for half in ("train", "test")}
     of_class: defaultdict[int, list[Labelled]] = defaultdict(list)
-    for example in halves["train"]:
+    for example in reviews(folder, "train"):
         of_class[example[1]].append(example)
-    kept = {label: len(examples) - len(examples) // HELD_OUT for label, examples in of_class.items()}
-    return {
-        "train": [example for label, examples in of_class.items() for example in examples[: kept[label]]],
-        "validation": [example for label, examples in of_class.items() for example in examples[kept[label] :]],
-        "test": list(halves["test"]),
-    }
+    read: dict[str, list[Labelled]] = {"train": [], "validation": [], "test": list(reviews(folder, "test"))}
+    for examples in of_class.values():
+        kept = len(examples) - len(examples) // HELD_OUT
+        read["train"] += examples[:kept]
+        read["validation"] += examples[kept:]
+    return read
 
 
-def reviews(path: Path) -> Iterator[Labelled]:
-    """Text and label of each line of a file of JSON objects."""
-    for number, line in gzip_lines(path):
-        if not line.strip():
-            continue
-        where = f"{path.name}, line {number}"
+def reviews(folder: Path | None, half: str) -> Iterator[Labelled]:
+    """Text and label of each review, from lines of JSON objects or from the public original."""
+    lines: Iterator[tuple[int, Any]]
+    if folder is not None:
+        packed = gzip_lines(folder / "imdb" / f"{half}.jsonl.gz")
+        lines, place = ((number, line) for number, line in packed if line.strip()), f"{half}.jsonl.gz, line"
+    else:
+        lines, place = enumerate(fetched(IMDB_ORIGINAL, half), 1), f"{IMDB_ORIGINAL}, {half}"
+    for number, line in lines:
         try:
-            record = json.loads(line)
+            record = json.loads(line) if isinstance(line, str) else line
         except (ValueError, RecursionError) as error:
-            raise ExperimentError(f"{where}: not a JSON object ({error}).") from None
-        yield review(record, where)
-
-
-def original_reviews(half: str) -> Iterator[Labelled]:
-    """Text and label of each review of the public original."""
-    for number, record in enumerate(fetched(IMDB_ORIGINAL, half), 1):
-        yield review(record, f"{IMDB_ORIGINAL}, {half} {number}")
-
-
-def review(record: Any, where: str) -> Labelled:
-    """Text and label of one review."""
-    text, label = (record.get("text"), record.get("label")) if isinstance(record, dict) else (None, None)
-    if not isinstance(text, str) or type(label) is not int or label not in (0, 1):
-        raise ExperimentError(f'{where}: expected {{"text": a string, "label": 0 or 1}}, got {str(record)[:80]}.')
-    return text, label
+            raise ExperimentError(f"{place} {number}: not a JSON object ({error}).") from None
+        text, label = (record.get("text"), record.get("label")) if isinstance(record, dict) else (None, None)
+        if not isinstance(text, str) or type(label) is not int or label not in (0, 1):
+            expected = 'expected {"text": a string, "label": 0 or 1}'
+            raise ExperimentError(f"{place} {number}: {expected}, got {str(record)[:80]}.")
+        yield text, label
 
 
 def tokenize(text: str) -> list[str]:

@@ -15,10 +15,13 @@ import torch
 from rich.progress import track
 from torch import Tensor
 
+from experiments.lab.batches import lanes_of
 from experiments.lab.errors import ExperimentError
 from experiments.lab.words import choose_words, log_frequencies, numbering, places
 
 EVERY = 20  # one file in this many is for validation
+VALIDATION_LANES = 16
+VALIDATION_TOKENS = 8192
 
 # Tests and bundled programs are not the library; encodings and pydoc_data hold generated tables and prose.
 SKIPPED = frozenset(
@@ -51,6 +54,14 @@ class Corpus:
     def log_frequencies(self) -> Tensor:  # -> (words,)
         return log_frequencies(self.train, len(self.words))
 
+    def validation(self) -> Tensor:  # -> (VALIDATION_LANES, length)
+        """What is read side by side in validation: of equal parts of the stream only their beginning."""
+        lanes = lanes_of(self.valid, VALIDATION_LANES, "validation")
+        return lanes[:, : VALIDATION_TOKENS // VALIDATION_LANES + 1]
+
+    def sizes(self) -> dict[str, list[int]]:
+        return {"train": [len(self.train)], "validation": [len(self.valid)], "words": [len(self.words)]}
+
 
 def tokenize(text: str) -> list[str]:
     """Words, numbers, operators and line ends of a source; spaces within a line are dropped."""
@@ -68,7 +79,14 @@ def source_files(root: Path) -> list[Path]:
 
 def read_corpus(root: Path, size: int) -> Corpus:
     """Read, tokenise and split a folder of sources; the words are chosen on the training files only."""
-    files = _checked(root)
+    if not root.is_dir():
+        raise ExperimentError(f"{root} is not a folder; give one that holds .py files.")
+    files = source_files(root)
+    if len(files) < 2:
+        raise ExperimentError(
+            f"{root} holds {len(files) or 'no'} .py file{'s' * (not files)} (folders such as test and site-packages "
+            "are skipped); at least 2 are needed, one of them for validation."
+        )
     numbers, streams = numbering(), []
     for path in track(files, "reading sources", transient=True, disable=not sys.stdout.isatty()):
         tokens = tokenize(path.read_text(encoding="utf-8", errors="ignore"))
@@ -80,18 +98,6 @@ def read_corpus(root: Path, size: int) -> Corpus:
     words = choose_words({word: counts[number] for word, number in numbers.items() if counts[number]}, size)
     rank = torch.tensor(places(numbers, words))
     return Corpus(words, rank[train], rank[valid], len(files))
-
-
-def _checked(root: Path) -> list[Path]:
-    if not root.is_dir():
-        raise ExperimentError(f"{root} is not a folder; give one that holds .py files.")
-    files = source_files(root)
-    if len(files) < 2:
-        raise ExperimentError(
-            f"{root} holds {len(files) or 'no'} .py file{'s' * (not files)} (folders such as test and site-packages "
-            "are skipped); at least 2 are needed, one of them for validation."
-        )
-    return files
 
 
 def _joined(streams: Iterable[array[int]]) -> Tensor:  # -> (tokens,)

@@ -6,6 +6,7 @@ import json
 import platform
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,12 +22,14 @@ from experiments.lab.files import writable_folder, write_whole
 from experiments.lab.formats import known, label
 from experiments.lab.processes import Interrupts
 from experiments.lab.report.document import table
-from experiments.lab.report.plots import Point, Series, curve_picture, looks, size_picture
+from experiments.lab.report.plots import curve_picture, looks, size_picture
+from experiments.lab.report.summary import Point
 from experiments.lab.rows import configured, plan
 from experiments.lab.settings import How
 from experiments.lab.task import Task
 from experiments.lab.training import Training, result
 from experiments.lab.watching import Display
+from experiments.tasks.source_code.corpus import Corpus
 from pages import page
 
 CONTENT = Path(__file__).with_name("demo.html")
@@ -49,19 +52,19 @@ def demo(
     from experiments.tasks.source_code.task import TASK
 
     settings: list[Any] = [configured(TASK, f"{dataset}-{row}", given) for dataset, row, _ in plan(TASK).runs]
-    lanes = TASK.load(settings[0], data)
+    corpus = TASK.load(settings[0], data)
     writable_folder(out, "--out")  # now, not when minutes of training would be lost
-    console, corpus = Console(), lanes.corpus
+    console = Console()
     console.print(
         f"{len(corpus.train):,} tokens to train on, {len(corpus.valid):,} to validate on, {len(corpus.words):,} words"
     )
-    records = run_all(TASK, settings, lanes)
+    records = run_all(TASK, settings, corpus)
     # Of a folder only the name: where it lies is no part of the results.
     source = f"the standard library of Python {platform.python_version()}" if data is None else data.resolve().name
     options = {name: getattr(settings[0], name) for name in OPTIONS} | ({} if data is None else {"data": source})
     told = {
         "settings": settings[0].as_record(),
-        "corpus": {"source": source, **described(lanes)},
+        "corpus": {"source": source, **described(corpus)},
         "versions": {"Python": platform.python_version(), "PyTorch": torch.__version__, "tensorbed": tb.__version__},
         "command": " ".join(["python -m experiments source-code demo", *(f"--{k} {v}" for k, v in options.items())]),
     }
@@ -79,10 +82,10 @@ def run_all(task: Task, rows: Sequence[Any], data: Any) -> list[Record]:
     """
     cores = torch.get_num_threads()
     torch.set_num_threads(1)
-    runs = [Training(task, row, How(), data) for row in rows]
-    display, pool = Display(task, [label(row.row) for row in rows], runs[0].steps), ThreadPoolExecutor(cores)
     try:
-        with display, Interrupts() as interrupts, pool:
+        runs = [Training(task, row, How(), data) for row in rows]
+        display = Display(task, [label(row.row) for row in rows], runs[0].steps)
+        with display, Interrupts() as interrupts, ThreadPoolExecutor(cores) as pool:
             lines = zip(runs, display.lines, strict=True)
             futures = [pool.submit(run.train, line, interrupts) for run, line in lines]
             try:
@@ -101,9 +104,9 @@ def written(record: Record) -> str:
     return f"tb.{known()[record['format']].__name__}({'' if rank is None else f'rank={rank}'})"
 
 
-def described(lanes: Any) -> dict[str, Any]:
+def described(corpus: Corpus) -> dict[str, Any]:
     """What the models read, and what is to be had without them."""
-    scored, corpus = lanes.valid[:, 1:].flatten(), lanes.corpus
+    scored = corpus.validation()[:, 1:].flatten()
     return {
         "files": corpus.files,
         "words": len(corpus.words),
@@ -150,13 +153,13 @@ def as_html(task: Task, told: dict[str, Any], records: Sequence[Record]) -> str:
     series = []
     for record, look in zip(records, looks(record["row"] for record in records).values(), strict=True):
         stages, values = zip(*((one["step"], one["val_perplexity"]) for one in record["epochs"]), strict=True)
-        point = Point(record["ratio"], record["val_perplexity"])
-        series.append(Series(label(record["row"]), look, [point], stages, values))
+        point = Point(ratio=record["ratio"], test=(record["val_perplexity"],))
+        series.append(replace(look, points=[point], stages=stages, values=values))
     return page(
         "Both ends of a language model, full and compressed",
         CONTENT.read_text(encoding="utf-8"),
         seen=escape(seen(records)),
-        table=table(rows_of(records), [one.look.colour for one in series])[1],
+        table=table(rows_of(records), [one.colour for one in series])[1],
         curves=curve_picture("curves", metric, task.stage, series, series),
         sizes=size_picture("sizes", metric, "validation", series[0], series[1:]),
         command=escape(told["command"]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,8 +58,3 @@ class LanguageModel(nn.Module):
         """The loss, exact and over all words, summed over the tokens."""
         hidden, state = self.hidden(words, state)
         return self.head.loss(hidden, following, reduction="sum"), state
-
-    def body(self) -> dict[str, Any]:
-        """Everything but the two tables; the head's bias is no part of its table."""
-        tables = {f"{end}.{name}" for end in ("embedding", "head") for name in getattr(self, end).params()}
-        return {name: tensor for name, tensor in self.state_dict().items() if name not in tables}

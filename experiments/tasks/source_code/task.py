@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sysconfig
-from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,28 +17,6 @@ from experiments.tasks.source_code.corpus import Corpus, read_corpus
 from experiments.tasks.source_code.demo import OPTIONS, demo
 from experiments.tasks.source_code.model import LanguageModel, SourceCodeSettings, State
 
-VALIDATION_LANES = 16
-VALIDATION_TOKENS = 8192
-
-
-@dataclass(frozen=True)
-class Lanes:
-    """The two streams cut into equal parts that are read side by side, for validation only their beginning."""
-
-    corpus: Corpus
-    train: Tensor  # (batch, length)
-    valid: Tensor  # (VALIDATION_LANES, length)
-
-    @classmethod
-    def of(cls, corpus: Corpus, batch: int) -> Lanes:
-        valid = lanes_of(corpus.valid, VALIDATION_LANES, "validation")
-        train = lanes_of(corpus.train, batch, "training")
-        return cls(corpus, train, valid[:, : VALIDATION_TOKENS // VALIDATION_LANES + 1])
-
-    def sizes(self) -> dict[str, list[int]]:
-        corpus = self.corpus
-        return {"train": [len(corpus.train)], "validation": [len(corpus.valid)], "words": [len(corpus.words)]}
-
 
 class SourceCode(Task):
     """The next word of Python source, by windows whose state goes on to the next; gradients do not."""
@@ -51,15 +28,19 @@ class SourceCode(Task):
     stage = "step"
     commands: ClassVar = {"demo": with_options(demo, SourceCodeSettings, names=OPTIONS)}
 
-    def load(self, settings: SourceCodeSettings, folder: Path | None) -> Lanes:
+    def load(self, settings: SourceCodeSettings, folder: Path | None) -> Corpus:
         root = Path(sysconfig.get_path("stdlib")) if folder is None else folder
-        return Lanes.of(read_corpus(root, settings.vocabulary), settings.batch)
+        corpus = read_corpus(root, settings.vocabulary)
+        corpus.validation()
+        self.batches(settings, corpus)  # both say it here if there are too few tokens
+        return corpus
 
-    def model(self, settings: SourceCodeSettings, data: Lanes) -> nn.Module:
-        return LanguageModel(settings, data.corpus.log_frequencies())
+    def model(self, settings: SourceCodeSettings, data: Corpus) -> nn.Module:
+        return LanguageModel(settings, data.log_frequencies())
 
-    def batches(self, settings: SourceCodeSettings, data: Lanes) -> Windows:
-        return Windows(data.train, settings.window, evenly(settings.steps, settings.validations))
+    def batches(self, settings: SourceCodeSettings, data: Corpus) -> Windows:
+        lanes = lanes_of(data.train, settings.batch, "training")
+        return Windows(lanes, settings.window, evenly(settings.steps, settings.validations))
 
     def count(self, batch: Batch) -> float:
         return batch.numbers
@@ -68,10 +49,11 @@ class SourceCode(Task):
         loss, (hidden, cell) = model(batch["words"].T, batch["following"].T, carried)
         return loss, (hidden.detach(), cell.detach())
 
-    def evaluate(self, evaluation: Evaluation, data: Lanes, split: str) -> dict[str, float]:
-        whole = Batch({"words": data.valid[:, :-1], "following": data.valid[:, 1:]})
+    def evaluate(self, evaluation: Evaluation, data: Corpus, split: str) -> dict[str, float]:
+        lanes = data.validation()
+        whole = Batch({"words": lanes[:, :-1], "following": lanes[:, 1:]})
         loss, tokens = evaluation.totals(
-            [whole], lambda batch: (evaluation.model(batch["words"].T, batch["following"].T)[0], batch.numbers)
+            [whole], lambda batch: (self.loss(evaluation.model, batch, None)[0], batch.numbers)
         )
         return {"loss": loss / tokens, "perplexity": math.exp(loss / tokens)}
 
