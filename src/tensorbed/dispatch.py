@@ -110,10 +110,6 @@ class Backend(ABC):
     def compute_table(self, asked: Asked, world: World) -> Tensor:  # -> (n or bags, cols)
         """The same of one table."""
 
-    def write(self, asked: Asked, out: Tensor, at: Tensor) -> None:  # (m, cols), (n,)
-        """Eagerly: the rows of one table into those of ``out`` that ``at`` names, each at most once; differentiable."""
-        out.index_copy_(0, at, self.compute([asked], World.EAGER))
-
 
 BACKENDS: dict[str, Backend] = {}  # by name, from the plainest, which takes everything, to the one that is asked first
 
