@@ -186,9 +186,13 @@ def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..
     return wrapped
 
 
-@contextmanager
-def recording(on: bool) -> Iterator[None]:
+def recording(on: bool) -> AbstractContextManager[object]:
     """Gradients recorded, or not, in here, also below an operator, where torch by itself records none."""
+    return _recording(on) if on or torch.is_grad_enabled() else nullcontext()
+
+
+@contextmanager
+def _recording(on: bool) -> Iterator[None]:
     below = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
     with torch.set_grad_enabled(on), below if on else nullcontext():
         yield
