@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <span>
 #include <vector>
 
 #include "gemm.hpp"
@@ -106,19 +107,20 @@ class Maker {
   std::vector<std::int8_t> numbers_;
 };
 
-// Rows of `index` from first to last.
+// One row after the other, each of one of the parts.
 template <class T, class S>
-void make_rows(const Coded& coded, const Indices& index, Int first, Int last, S* out) {
-  Maker<T, S> make(coded);
-  std::vector<T> row(sizeof(S) == sizeof(T) ? 0 : coded.cols);
-  for (Int i = first; i < last; ++i) {
-    S* to = out + (index.at ? index.at[i] : i) * coded.cols;
+void make_rows(std::span<const Coded> parts, std::span<const Row> rows, S* out) {
+  const Int cols = parts.front().cols;
+  std::vector<Maker<T, S>> make(parts.begin(), parts.end());
+  std::vector<T> made(sizeof(S) == sizeof(T) ? 0 : cols);
+  for (const Row& row : rows) {
     if constexpr (sizeof(S) == sizeof(T)) {
-      make(index.row[i], to);
+      make[row.part](row.id, out);
     } else {
-      make(index.row[i], row.data());
-      copy_out(coded.cols, row.data(), to);
+      make[row.part](row.id, made.data());
+      copy_out(cols, made.data(), out);
     }
+    out += cols;
   }
 }
 

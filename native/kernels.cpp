@@ -215,10 +215,11 @@ void probabilities(const Tile& tile, const Softmax& softmax, int threads) {
   });
 }
 
-void coded_rows(Type type, const Coded& coded, const Indices& index, void* out, int threads) {
+void coded_rows(Type type, std::span<const Coded> parts, std::span<const Row> rows, void* out, int threads) {
+  const Int count = Int(rows.size()), cols = parts.front().cols;
   with_numbers(type, [&]<class T, class S>(T, S) {
-    cut(index.count * coded.cols >= codes_from, index.count, 1, threads, [&](Int first, Int last) {
-      make_rows<T, S>(coded, index, first, last, static_cast<S*>(out));
+    cut(count * cols >= codes_from, count, 1, threads, [&](Int first, Int last) {
+      make_rows<T, S>(parts, rows.subspan(first, last - first), static_cast<S*>(out) + first * cols);
     });
   });
 }

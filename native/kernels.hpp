@@ -76,15 +76,13 @@ struct Coded {
   Int words = 0;
 };
 
-// Rows that are asked for, and in which rows of the output they are to stand.
-struct Indices {
-  const Int* row = nullptr;  // (count,)
-  Int count = 0;
-  const Int* at = nullptr;  // (count,), null: in their order
+// Which row of which table is asked for.
+struct Row {
+  Int part, id;
 };
 
 // Each instruction set has these, in a namespace of its name. absorb takes the rows of a tile into the maximum of each
-// column and the sum of exp(x - maximum) so far. Scores and sums of all rows of a coded table are (rows, n), of
+// column and the sum of exp(x - maximum) so far. Coded rows are of tables of as many columns each. Scores and sums of all rows of a coded table are (rows, n), of
 // vectors (cols, n) and of tables (code_row * words, n), in float32 or float64, as its own numbers are then too.
 #define TB_DECLARE(isa)                                                                                \
   namespace isa {                                                                                      \
@@ -92,7 +90,8 @@ struct Indices {
   void backward(Type type, std::span<Lookup> lookups, int threads);                                    \
   void absorb(const Tile& tile, float* most, float* total, int threads);                               \
   void probabilities(const Tile& tile, const Softmax& softmax, int threads);                           \
-  void coded_rows(Type type, const Coded& coded, const Indices& index, void* out, int threads);        \
+  void coded_rows(Type type, std::span<const Coded> parts, std::span<const Row> rows, void* out,       \
+                  int threads);                                                                        \
   void coded_scores(Type type, const Coded& coded, const void* x, Int n, void* out, int threads);      \
   void coded_sums(Type type, const Coded& coded, const void* tables, Int n, void* out, int threads);   \
   }

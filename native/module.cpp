@@ -33,7 +33,7 @@ struct Isa {
   void (*backward)(Type, std::span<Lookup>, int);
   void (*absorb)(const Tile&, float*, float*, int);
   void (*probabilities)(const Tile&, const Softmax&, int);
-  void (*coded_rows)(Type, const Coded&, const Indices&, void*, int);
+  void (*coded_rows)(Type, std::span<const Coded>, std::span<const Row>, void*, int);
   void (*coded_scores)(Type, const Coded&, const void*, Int, void*, int);
   void (*coded_sums)(Type, const Coded&, const void*, Int, void*, int);
 };
@@ -261,39 +261,32 @@ Coded product(Int rows, Int cols, Address codes, Int parts, Address books, Int w
   return coded;
 }
 
-// A copy of indices, all of them below `rows`.
-std::vector<Int> checked(Address index, Int count, Int rows) {
-  std::vector<Int> found(count);
-  for (Int i = 0; i < count; ++i) {
-    found[i] = read_once(reinterpret_cast<const Int*>(index) + i);
-    if (found[i] < 0 || found[i] >= rows) refuse(found[i], rows);
-  }
-  return found;
+Located located_by_ends(Address index, Int count, const std::vector<Int>& ends) {
+  const nb::gil_scoped_release release;
+  return Located::by_ends(reinterpret_cast<const Int*>(index), count, ends);
+}
+
+Located located_by_places(Address index, Int count, Int rows, Address places, Int hot) {
+  const nb::gil_scoped_release release;
+  return Located::by_places(reinterpret_cast<const Int*>(index), count, rows, reinterpret_cast<const Int*>(places),
+                            hot);
+}
+
+std::vector<Int> split(const Located& located, Address ids, Address at) {
+  const nb::gil_scoped_release release;
+  return located.split(reinterpret_cast<Int*>(ids), reinterpret_cast<Int*>(at));
+}
+
+void rows_of_parts(const Located& located, int type, const std::vector<Coded>& parts, Address out, int threads) {
+  const nb::gil_scoped_release release;
+  located.check(parts);
+  chosen().coded_rows(Type(type), parts, located.rows(), reinterpret_cast<void*>(out), threads);
 }
 
 void coded_rows(const Coded& coded, int type, Address index, Int count, Address out, int threads) {
   const nb::gil_scoped_release release;
-  const std::vector<Int> rows = checked(index, count, coded.rows);
-  chosen().coded_rows(Type(type), coded, {rows.data(), count}, reinterpret_cast<void*>(out), threads);
-}
-
-void coded_rows_at(const Coded& coded, int type, Address index, Int count, Address at, Address out, Int height,
-                   int threads) {
-  const nb::gil_scoped_release release;
-  const std::vector<Int> rows = checked(index, count, coded.rows), places = checked(at, count, height);
-  chosen().coded_rows(Type(type), coded, {rows.data(), count, places.data()}, reinterpret_cast<void*>(out), threads);
-}
-
-std::vector<Int> ends_split(Address index, Int count, const std::vector<Int>& ends, Address ids, Address at) {
-  const nb::gil_scoped_release release;
-  return split_by_ends(reinterpret_cast<const Int*>(index), count, ends, reinterpret_cast<Int*>(ids),
-                       reinterpret_cast<Int*>(at));
-}
-
-std::vector<Int> places_split(Address index, Int count, Int rows, Address places, Int hot, Address ids, Address at) {
-  const nb::gil_scoped_release release;
-  return split_by_places(reinterpret_cast<const Int*>(index), count, rows, reinterpret_cast<const Int*>(places), hot,
-                         reinterpret_cast<Int*>(ids), reinterpret_cast<Int*>(at));
+  const Located located = Located::by_ends(reinterpret_cast<const Int*>(index), count, {coded.rows});
+  chosen().coded_rows(Type(type), {&coded, 1}, located.rows(), reinterpret_cast<void*>(out), threads);
 }
 
 Type type_of_scores(int type) {
@@ -340,11 +333,13 @@ NB_MODULE(_native, m) {
       .def_static("quantized", &quantized)
       .def_static("product", &product)
       .def("rows", &coded_rows)
-      .def("rows_at", &coded_rows_at)
       .def("scores", &coded_scores)
       .def("sums", &coded_sums);
-  m.def("split_by_ends", &ends_split);
-  m.def("split_by_places", &places_split);
+  nb::class_<Located>(m, "Located")
+      .def_static("by_ends", &located_by_ends)
+      .def_static("by_places", &located_by_places)
+      .def("split", &split)
+      .def("rows", &rows_of_parts);
   m.def("expect_busy_cores", &expect_busy_cores, nb::arg("seconds"),
         "Be helped as where other processes keep the cores busy, for so long from now. For tests.");
   m.def("use", &use, nb::arg("isa"), "Take the kernels of another instruction set; returns the one before. For tests.");

@@ -3,37 +3,12 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <memory>
 #include <stdexcept>
 
 #include "plan.hpp"
 
 namespace tb {
 namespace {
-
-struct Row {
-  Int part, id;
-};
-
-// `locate` says of a row which one of which part it is.
-template <class Locate>
-std::vector<Int> split(const Int* index, Int count, Int rows, std::size_t parts, Int* ids, Int* at, Locate locate) {
-  const std::unique_ptr<Row[]> found(new Row[count]);
-  std::vector<Int> sizes(parts), next(parts);
-  for (Int i = 0; i < count; ++i) {
-    const Int row = read_once(index + i);
-    if (row < 0 || row >= rows) refuse(row, rows);
-    found[i] = locate(row);
-    ++sizes[found[i].part];
-  }
-  for (std::size_t k = 1; k < parts; ++k) next[k] = next[k - 1] + sizes[k - 1];
-  for (Int i = 0; i < count; ++i) {
-    const Int slot = next[found[i].part]++;
-    ids[slot] = found[i].id;
-    at[slot] = i;
-  }
-  return sizes;
-}
 
 // Which of many rows are in a list, a bit each, and how many of them there are before every 64.
 class Bitmap {
@@ -60,28 +35,61 @@ class Bitmap {
 
 }  // namespace
 
-std::vector<Int> split_by_ends(const Int* index, Int count, const std::vector<Int>& ends, Int* ids, Int* at) {
-  if (ends.empty() || !std::is_sorted(ends.begin(), ends.end())) throw std::invalid_argument("ends must ascend.");
-  return split(index, count, ends.back(), ends.size(), ids, at, [&](Int row) {
-    Int part = 0;
-    for (const Int end : ends) part += row >= end;  // bands are few, and this has no branch to mistake
-    return Row{part, part == 0 ? row : row - ends[part - 1]};
-  });
+// `locate` says of a row which one of which part it is.
+template <class Locate>
+Located::Located(const Int* index, Int count, Int rows, std::size_t parts, Locate locate)
+    : rows_(count), parts_(parts) {
+  for (Int i = 0; i < count; ++i) {
+    const Int row = read_once(index + i);
+    if (row < 0 || row >= rows) refuse(row, rows);
+    rows_[i] = locate(row);
+  }
 }
 
-std::vector<Int> split_by_places(const Int* index, Int count, Int rows, const Int* places, Int hot, Int* ids, Int* at) {
+Located Located::by_ends(const Int* index, Int count, const std::vector<Int>& ends) {
+  if (ends.empty() || !std::is_sorted(ends.begin(), ends.end())) throw std::invalid_argument("ends must ascend.");
+  return {index, count, ends.back(), ends.size(), [&](Int row) {
+            Int part = 0;
+            for (const Int end : ends) part += row >= end;  // bands are few, and this has no branch to mistake
+            return Row{part, part == 0 ? row : row - ends[part - 1]};
+          }};
+}
+
+Located Located::by_places(const Int* index, Int count, Int rows, const Int* places, Int hot) {
   constexpr Int search = 16;  // a search takes as long as marking about so many rows
   if (count * search < hot + rows / 64) {
-    return split(index, count, rows, 2, ids, at, [&](Int row) {
-      const Int before = std::lower_bound(places, places + hot, row) - places;
-      return before < hot && read_once(places + before) == row ? Row{0, before} : Row{1, row - before};
-    });
+    return {index, count, rows, 2, [&](Int row) {
+              const Int before = std::lower_bound(places, places + hot, row) - places;
+              return before < hot && read_once(places + before) == row ? Row{0, before} : Row{1, row - before};
+            }};
   }
   const Bitmap marked(rows, places, hot);
-  return split(index, count, rows, 2, ids, at, [&](Int row) {
-    const Int before = marked.before(row);
-    return marked.has(row) ? Row{0, before} : Row{1, row - before};
-  });
+  return {index, count, rows, 2, [&](Int row) {
+            const Int before = marked.before(row);
+            return marked.has(row) ? Row{0, before} : Row{1, row - before};
+          }};
+}
+
+std::vector<Int> Located::split(Int* ids, Int* at) const {
+  std::vector<Int> sizes(parts_), next(parts_);
+  for (const Row& row : rows_) ++sizes[row.part];
+  for (std::size_t k = 1; k < parts_; ++k) next[k] = next[k - 1] + sizes[k - 1];
+  for (std::size_t i = 0; i < rows_.size(); ++i) {
+    const Int slot = next[rows_[i].part]++;
+    ids[slot] = rows_[i].id;
+    at[slot] = Int(i);
+  }
+  return sizes;
+}
+
+void Located::check(std::span<const Coded> parts) const {
+  if (parts.size() != parts_) throw std::invalid_argument("as many tables of codes as parts are needed.");
+  for (const Coded& part : parts) {
+    if (part.cols != parts.front().cols) throw std::invalid_argument("parts must have as many columns each.");
+  }
+  for (const Row& row : rows_) {
+    if (row.id < 0 || row.id >= parts[row.part].rows) refuse(row.id, parts[row.part].rows);
+  }
 }
 
 }  // namespace tb

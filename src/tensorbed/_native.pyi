@@ -73,9 +73,6 @@ class Coded:
     def rows(self, type: int, index: int, count: int, out: int, threads: int, /) -> None:
         """Rows of int64 indices, which are checked, into ``(count, cols)``."""
 
-    def rows_at(self, type: int, index: int, count: int, at: int, out: int, height: int, threads: int, /) -> None:
-        """The same into the rows of ``(height, cols)`` that ``at`` names, int64 of ``count``, also checked."""
-
     def scores(self, type: int, x: int, n: int, out: int, threads: int, /) -> None:
         """All rows times vectors ``(cols, n)``, into ``(rows, n)``."""
 
@@ -102,15 +99,25 @@ def probabilities(
     even if the exponential is not finite. The threads change no bit of the result.
     """
 
-def split_by_ends(index: int, count: int, ends: Sequence[int], ids: int, at: int, /) -> list[int]:
-    """Split int64 indices, which are checked, by the band of rows that each is in; bands end at ``ends``.
+class Located:
+    """Int64 indices of a table that is made of parts, which are checked: which row of which part each of them is."""
 
-    Writes ``ids``, rows of the first band, then of the second and so on, and ``at``, where they stand in the batch,
-    both int64 of ``count``; returns how many are of each band.
-    """
+    @staticmethod
+    def by_ends(index: int, count: int, ends: Sequence[int], /) -> Located:
+        """Parts that are bands of rows; they end at ``ends``."""
 
-def split_by_places(index: int, count: int, rows: int, places: int, hot: int, ids: int, at: int, /) -> list[int]:
-    """The same for the rows in ``places``, int64 of ``hot`` that ascend, and all others of ``rows``."""
+    @staticmethod
+    def by_places(index: int, count: int, rows: int, places: int, hot: int, /) -> Located:
+        """Two parts: the rows in ``places``, int64 of ``hot`` that ascend, and all others of ``rows``."""
+
+    def split(self, ids: int, at: int, /) -> list[int]:
+        """Write ``ids``, rows of the first part, then of the second and so on, and ``at``, where they stand in a batch.
+
+        Both are int64 of ``count``; returns how many are of each part.
+        """
+
+    def rows(self, type: int, parts: Sequence[Coded], out: int, threads: int, /) -> None:
+        """Rows of parts that are tables of codes, of as many columns each, into ``(count, cols)``."""
 
 def expect_busy_cores(seconds: float) -> None: ...
 def use(isa: str) -> str: ...

@@ -46,7 +46,7 @@ def require_positive(value: object, name: str) -> int:
 
 def require_number(value: object, name: str, *, low: float, high: float = math.inf, inclusive: bool = False) -> float:
     """A finite number in ``(low, high)``, or in ``[low, high]``, or an error that shows it."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    if type(value) is not float and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
         raise TypeError(f"{name} must be a number, got {value!r} ({type(value).__name__}).")
     try:
         number = float(value)

@@ -110,10 +110,6 @@ class Backend(ABC):
     def compute_table(self, asked: Asked, world: World) -> Tensor:  # -> (n or bags, cols)
         """The same of one table."""
 
-    def write(self, asked: Asked, out: Tensor, at: Tensor) -> None:  # (m, cols), (n,)
-        """Eagerly: the rows of one table into those of ``out`` that ``at`` names, each at most once; differentiable."""
-        out.index_copy_(0, at, self.compute([asked], World.EAGER))
-
 
 BACKENDS: dict[str, Backend] = {}  # by name, from the plainest, which takes everything, to the one that is asked first
 
@@ -190,9 +186,13 @@ def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..
     return wrapped
 
 
-@contextmanager
-def recording(on: bool) -> Iterator[None]:
+def recording(on: bool) -> AbstractContextManager[object]:
     """Gradients recorded, or not, in here, also below an operator, where torch by itself records none."""
+    return _recording(on) if on or torch.is_grad_enabled() else nullcontext()
+
+
+@contextmanager
+def _recording(on: bool) -> Iterator[None]:
     below = torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.AutogradFunctionality, False)
     with torch.set_grad_enabled(on), below if on else nullcontext():
         yield

@@ -5,7 +5,7 @@ import torch
 
 import tensorbed as tb
 from tensorbed.backends import native
-from tensorbed.backends.parts import split_by_ends, split_by_places
+from tensorbed.backends.parts import located_by_ends, located_by_places
 from tensorbed.compress.resizing import resized
 from tensorbed.structures.formats import Budget, Use
 
@@ -121,17 +121,17 @@ def test_clusters_find_the_order_of_a_train():
 
 @pytest.mark.without_kernels
 @pytest.mark.parametrize("count", [0, 1, 7, 3000])
-def test_indices_are_split_by_part(count):
+def test_indices_are_located_by_part(count):
     rows, generator = 1000, torch.Generator().manual_seed(0)
     index = torch.randint(0, rows, (count,), generator=generator)
     ends = (10, 11, 600, rows)
-    for k, (ids, at) in enumerate(split_by_ends(index, ends)):
+    for k, (ids, at) in enumerate(located_by_ends(index, ends).split()):
         first = 0 if k == 0 else ends[k - 1]
         expected = [(i, row - first) for i, row in enumerate(index.tolist()) if first <= row < ends[k]]
         assert list(zip(at.tolist(), ids.tolist(), strict=True)) == expected
     places = torch.randperm(rows, generator=generator)[:100].sort().values
     listed = places.tolist(), [row for row in range(rows) if row not in set(places.tolist())]
-    for members, (ids, at) in zip(listed, split_by_places(index, places, rows), strict=True):
+    for members, (ids, at) in zip(listed, located_by_places(index, places, rows).split(), strict=True):
         expected = [(i, members.index(row)) for i, row in enumerate(index.tolist()) if row in members]
         assert list(zip(at.tolist(), ids.tolist(), strict=True)) == expected
 
@@ -139,11 +139,11 @@ def test_indices_are_split_by_part(count):
 @pytest.mark.skipif(not native.available, reason="is about the kernels")
 def test_the_kernels_split_no_row_that_is_not_there():
     with pytest.raises(IndexError, match=r"1000 .*1000 rows"):
-        split_by_ends(torch.tensor([3, 1000]), (10, 1000))
+        located_by_ends(torch.tensor([3, 1000]), (10, 1000))
     with pytest.raises(IndexError, match=r"-1 .*1000 rows"):
-        split_by_places(torch.tensor([3, -1]), torch.tensor([5]), 1000)
+        located_by_places(torch.tensor([3, -1]), torch.tensor([5]), 1000)
     with pytest.raises(ValueError, match="places must be rows"):
-        split_by_places(torch.arange(1000), torch.tensor([5, 2000]), 1000)
+        located_by_places(torch.arange(1000), torch.tensor([5, 2000]), 1000)
 
 
 def test_hot_rows_of_formats_that_are_drawn_are_drawn():

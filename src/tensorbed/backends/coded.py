@@ -77,16 +77,11 @@ class Coded(ABC):
             return rows
         return _made(self, index)
 
-    def write_rows(self, index: Tensor, out: Tensor, at: Tensor) -> bool:  # (n,), (m, cols), (n,)
-        """Write rows into those of ``out`` that ``at`` names, if the kernels can do it at once; without gradients."""
+    def fills(self, out: Tensor) -> bool:  # (n, cols)
+        """Whether the kernels write rows into ``out`` as they decode them, and no gradient is recorded."""
         trains = torch.is_grad_enabled() and self.floats.requires_grad
-        ready = unready((index, at), torch.int64) is None and unready((out, self.floats), out.dtype) is None
-        if trains or not ready or out.dtype not in TYPES or not out.is_contiguous() or out.shape[1] != self.cols:
-            return False
-        index, at = index.contiguous(), at.contiguous()
-        where = (index.data_ptr(), index.shape[0], at.data_ptr(), out.data_ptr(), out.shape[0])
-        self.handle().rows_at(TYPES[out.dtype], *where, torch.get_num_threads())
-        return True
+        alike = self.floats.dtype == out.dtype and out.dtype in TYPES and self.cols == out.shape[1]
+        return alike and not trains and self.known()
 
     @abstractmethod
     def gradient(self, index: Tensor, grad: Tensor) -> Tensor:  # (n,), (n, cols) -> like floats
@@ -154,8 +149,8 @@ class Product(Coded):
             rows = replace(self, floats=floats.to(wide), rotation=None).kernel_rows(index)
             return (rows @ rotation.to(wide)).to(torch.promote_types(floats.dtype, rotation.dtype))
 
-    def write_rows(self, index: Tensor, out: Tensor, at: Tensor) -> bool:  # (n,), (m, cols), (n,)
-        return self.rotation is None and super().write_rows(index, out, at)
+    def fills(self, out: Tensor) -> bool:  # (n, cols)
+        return self.rotation is None and super().fills(out)
 
     def handle(self) -> _native.Coded:
         assert native.module is not None

@@ -1,18 +1,23 @@
-"""Indices of a table that is made of parts, split by the part that has their rows: natively, or in PyTorch."""
+"""Indices of a table that is made of parts: which row of which part each of them is, by the kernels or in PyTorch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tensorbed.backends import native
+from tensorbed.backends.coded import Coded
+from tensorbed.backends.native import TYPES
 from tensorbed.backends.native.chains import unready
 
+if TYPE_CHECKING:
+    from tensorbed import _native
 
-class Located(NamedTuple):
+
+class Share(NamedTuple):
     """What is asked of one part.
 
     Shape:
@@ -24,43 +29,58 @@ class Located(NamedTuple):
     at: Tensor
 
 
-def split_by_ends(index: Tensor, ends: Sequence[int]) -> list[Located]:  # (n,)
+class Located:
+    """A batch of ``count`` indices as the kernels keep it, or what is asked of each part as PyTorch has found it."""
+
+    def __init__(self, rows: _native.Located | Sequence[Share], count: int = 0) -> None:
+        self._rows, self._count = rows, count
+
+    def split(self) -> Sequence[Share]:
+        """What is asked of each part."""
+        if isinstance(self._rows, Sequence):
+            return self._rows
+        both = torch.empty(2 * self._count, dtype=torch.int64, device="cpu")  # each tensor takes a microsecond
+        counts = self._rows.split(both.data_ptr(), both.data_ptr() + self._count * both.itemsize)
+        pieces = both.split(counts * 2)
+        return list(map(Share, pieces[: len(counts)], pieces[len(counts) :]))
+
+    def fill(self, out: Tensor, parts: Iterable[Any]) -> bool:  # (n, cols)
+        """Write all rows in one call, if the kernels decode every part; ``parts`` are what those are made of."""
+        if isinstance(self._rows, Sequence):
+            return False
+        handles = []
+        for part in parts:
+            if not isinstance(part, Coded) or not part.fills(out):
+                return False
+            handles.append(part.handle())
+        self._rows.rows(TYPES[out.dtype], handles, out.data_ptr(), torch.get_num_threads())
+        return True
+
+
+def located_by_ends(index: Tensor, ends: Sequence[int]) -> Located:  # (n,)
     """Parts that are consecutive bands of rows; ``ends`` says where each of them ends."""
     firsts = [0, *ends[:-1]]
     if _readable(index):
         assert native.module is not None
-        index, room = index.contiguous(), _Room(index.shape[0])
-        return room.cut(native.module.split_by_ends(index.data_ptr(), index.shape[0], ends, *room.addresses))
+        index, count = index.contiguous(), index.shape[0]
+        return Located(native.module.Located.by_ends(index.data_ptr(), count, ends), count)
     part = torch.bucketize(index.contiguous(), torch.tensor(ends, device=index.device), right=True)
     places = [(part == k).nonzero()[:, 0] for k in range(len(ends))]
-    return [Located(index.index_select(0, at) - first, at) for first, at in zip(firsts, places, strict=True)]
+    return Located([Share(index.index_select(0, at) - first, at) for first, at in zip(firsts, places, strict=True)])
 
 
-def split_by_places(index: Tensor, places: Tensor, rows: int) -> list[Located]:  # (n,), (hot rows,)
+def located_by_places(index: Tensor, places: Tensor, rows: int) -> Located:  # (n,), (hot rows,)
     """Two parts: the rows in ``places``, which ascend, and of ``rows`` all others."""
     if _readable(index, places) and places.is_contiguous():
         assert native.module is not None
-        index, room = index.contiguous(), _Room(index.shape[0])
-        where = (index.data_ptr(), index.shape[0], rows, places.data_ptr(), places.shape[0])
-        return room.cut(native.module.split_by_places(*where, *room.addresses))
+        index, count = index.contiguous(), index.shape[0]
+        where = (index.data_ptr(), count, rows, places.data_ptr(), places.shape[0])
+        return Located(native.module.Located.by_places(*where), count)
     before = torch.searchsorted(places, index.contiguous())
     is_hot = places.index_select(0, before.clamp_max(places.shape[0] - 1)) == index
     hot, rest = is_hot.nonzero()[:, 0], is_hot.logical_not().nonzero()[:, 0]
-    return [Located(before.index_select(0, hot), hot), Located((index - before).index_select(0, rest), rest)]
+    return Located([Share(before.index_select(0, hot), hot), Share((index - before).index_select(0, rest), rest)])
 
 
 def _readable(*tensors: Tensor) -> bool:
     return native.available and unready(tensors, torch.int64) is None
-
-
-class _Room:
-    """Where the kernels write rows and places: one tensor, because each that is made takes a microsecond."""
-
-    def __init__(self, n: int) -> None:
-        self._both = torch.empty(2 * n, dtype=torch.int64, device="cpu")
-        first = self._both.data_ptr()
-        self.addresses = first, first + n * self._both.itemsize
-
-    def cut(self, counts: list[int]) -> list[Located]:
-        pieces = self._both.split(counts * 2)
-        return list(map(Located, pieces[: len(counts)], pieces[len(counts) :]))

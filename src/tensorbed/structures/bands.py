@@ -11,7 +11,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.parts import Located, split_by_ends
+from tensorbed.backends.parts import Located, located_by_ends
 from tensorbed.checks import require_number, require_positive
 from tensorbed.structures.base import Params, Structure
 from tensorbed.structures.dense import Dense
@@ -48,8 +48,8 @@ class BandsMatrix(ComposedMatrix):
             ids = index - (end - part.rows)
             yield ids >= 0, ids.clamp(0, part.rows - 1)
 
-    def located(self, p: Params, index: Tensor) -> list[Located]:  # (n,)
-        return split_by_ends(index, self.ends)
+    def located(self, p: Params, index: Tensor) -> Located:  # (n,)
+        return located_by_ends(index, self.ends)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return torch.cat([part.full(tensors) for part, tensors in self.with_tensors(p)])

@@ -133,11 +133,6 @@ class Structure(ABC):
         asked, world = Asked(self, p, self.made_of(p), index, impl), world or world_of(index)
         return chosen(asked, world).compute([asked], world)
 
-    def write(self, p: Params, index: Tensor, out: Tensor, at: Tensor) -> None:  # (n,), (m, cols), (n,)
-        """Eagerly, and differentiable: rows into those of ``out`` that ``at`` names, each at most once."""
-        asked = Asked(self, p, self.made_of(p), index)
-        chosen(asked, World.EAGER).write(asked, out, at)
-
     def made_of(self, p: Params) -> Any:
         """What backends know to compute with, a :attr:`making`; ``None`` where there is :meth:`take` alone."""
         return None

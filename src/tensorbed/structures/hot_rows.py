@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.parts import Located, split_by_places
+from tensorbed.backends.parts import Located, located_by_places
 from tensorbed.checks import require_number
 from tensorbed.dispatch import World, world_of
 from tensorbed.structures.base import Params, Structure, TensorSpec
@@ -55,8 +55,8 @@ class HotRowsMatrix(ComposedMatrix):
         yield is_hot, in_hot
         yield is_hot.logical_not(), (index - before).clamp(0, rest.rows - 1)
 
-    def located(self, p: Params, index: Tensor) -> list[Located]:  # (n,)
-        return split_by_places(index, p["places"], self.rows)
+    def located(self, p: Params, index: Tensor) -> Located:  # (n,)
+        return located_by_places(index, p["places"], self.rows)
 
     def scored_rows(self, own: Sequence[Tensor]) -> Tensor:  # -> (rows,)
         (places,) = own

@@ -70,8 +70,8 @@ class ComposedMatrix(Structure):
         return [(part, {name: p[known] for name, known in names.items()}) for part, names in pairs]
 
     @abstractmethod
-    def located(self, p: Params, index: Tensor) -> Sequence[Located]:  # (n,)
-        """For each part which of its rows are asked for, and where in the batch; eagerly."""
+    def located(self, p: Params, index: Tensor) -> Located:  # (n,)
+        """Which row of which part each index is; eagerly."""
 
     @abstractmethod
     def masked(self, p: Params, index: Tensor) -> Iterable[tuple[Tensor, Tensor]]:  # (n,) -> (n,), (n,)
@@ -86,18 +86,21 @@ class ComposedMatrix(Structure):
         return rows
 
     def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
-        """By the kernels of the parts, each into its own rows of one output."""
+        """By the kernels of the parts: one call where all parts are codes, else each into its rows of one output."""
         dtype = next(tensor.dtype for tensor in p.values() if tensor.is_floating_point())
         # Before all that is smaller: allocators then have the memory of the last batch's rows for it, and no new pages.
         out = torch.empty(index.shape[0], self.cols, dtype=dtype, device=index.device)
-        pairs = zip(self.with_tensors(p), self.located(p, index), strict=True)
+        parts, located = self.with_tensors(p), self.located(p, index)
+        if located.fill(out, (part.made_of(own) for part, own in parts)):
+            return out
+        pairs = zip(parts, located.split(), strict=True)
         # Parts that train and have no row here are asked for none: they have a gradient, if one of zeros.
         asked = [(part, own, ids, at) for (part, own), (ids, at) in pairs if ids.shape[0] or _trains(own)]
         if len(asked) == 1:
             part, tensors, ids, _ = asked[0]
             return part.lookup(tensors, ids)
         for part, tensors, ids, at in asked:
-            part.write(tensors, ids, out, at)
+            out.index_copy_(0, at, part.lookup(tensors, ids))
         return out
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)

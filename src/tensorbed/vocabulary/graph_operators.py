@@ -51,6 +51,9 @@ def traced_topk(v: Vocabulary, x: Tensor, k: int, memory_budget: int | None) -> 
 
 def check_targets(target: Tensor, classes: int, ignore_index: int | None) -> None:
     """Every target a class or ignored; ``IndexError`` that shows the first which is neither."""
+    low, high = map(int, torch.aminmax(target)) if target.numel() else (0, 0)
+    if low >= 0 and high < classes:  # as almost always
+        return
     bad = (target < 0) | (target >= classes)
     if ignore_index is not None:
         bad &= target != ignore_index

@@ -162,8 +162,9 @@ class _Passes:
             weight = scorer.in_order(weight.detach().to(scorer.x.dtype)).contiguous()
         self.target = scorer.position(target)
         self.terms = Terms(asked.structure.rows, options.label_smoothing, weight, options.z_loss)
-        self.divisors = self.terms.divisors(self.target, scorer.x.dtype, options.reduction)
-        self.loss, self.z_loss, self.lse = (scorer.x.new_empty(scorer.x.shape[0]) for _ in range(3))
+        self.divisors = self.terms.divisors(self.target, options.reduction)
+        self.loss, self.lse = (scorer.x.new_empty(scorer.x.shape[0]) for _ in range(2))
+        self.z_loss = torch.empty_like(self.lse) if options.z_loss else None
 
     def forward(self) -> None:
         """Every tile once, none kept."""
@@ -217,7 +218,9 @@ class _Passes:
     def _settle(self, group: Group, sums: Sums) -> Tensor:
         """The group's sums are complete."""
         lse = self.lse[group.at] = sums.most + sums.total.log()
-        self.loss[group.at], self.z_loss[group.at] = sums.losses(lse)
+        self.loss[group.at], z_loss = sums.losses(lse)
+        if self.z_loss is not None and z_loss is not None:
+            self.z_loss[group.at] = z_loss
         return lse
 
     def _go_back(self, group: Group, sums: Sums, tile: Tensor) -> None:
@@ -231,8 +234,9 @@ class _Passes:
     def reduced(self) -> Tensor:
         """The loss, or that of each vector."""
         if self.asked.options.reduction == "none":
-            return self.of_all(self.loss + self.z_loss)
-        return self.loss.sum() / self.divisors[0] + self.z_loss.sum() / self.divisors[1]
+            return self.of_all(self.loss if self.z_loss is None else self.loss + self.z_loss)
+        loss = self.loss.sum() / self.divisors[0]
+        return loss if self.z_loss is None else loss + self.z_loss.sum() / self.divisors[1]
 
     def gradients(self) -> list[Tensor | None]:
         """Of the vectors, the bias and the tensors."""

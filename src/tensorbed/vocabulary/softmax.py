@@ -35,15 +35,18 @@ class Terms:
     def all_weights(self) -> Tensor | float:
         return float(self.classes) if self.class_weight is None else self.class_weight.sum()
 
-    def target_weights(self, target: Tensor, dtype: torch.dtype) -> Tensor:  # (n,) -> (n,)
-        """``w_y``."""
-        return torch.ones_like(target, dtype=dtype) if self.class_weight is None else self.class_weight[target]
+    def target_weights(self, target: Tensor) -> Tensor | float:  # (n,) -> (n,)
+        """``w_y``, or 1 where all are."""
+        return 1.0 if self.class_weight is None else self.class_weight[target]
 
-    def divisors(self, target: Tensor, dtype: torch.dtype, reduction: str) -> tuple[Tensor | float, float]:
+    def divisors(self, target: Tensor, reduction: str) -> tuple[Tensor | float, float]:
         """What a mean divides by: the weights of the targets, and for the z-loss how many there are."""
         if reduction != "mean":
             return 1.0, 1.0
-        weights = self.target_weights(target, dtype).sum()
+        weights = self.target_weights(target)
+        if not isinstance(weights, Tensor):
+            return float(target.shape[0]), float(target.shape[0])
+        weights = weights.sum()
         if self.label_smoothing:
             # Targets of no weight have a loss by smoothing, but no mean: nan as in torch, not infinity.
             weights = torch.where(weights == 0, math.nan, weights)
@@ -59,10 +62,13 @@ class Sums:
     """
 
     def __init__(self, terms: Terms, target: Tensor, starts: list[int], dtype: torch.dtype) -> None:
-        self.terms, self.weights = terms, terms.target_weights(target, dtype)
-        self.ordered, self.order = target.sort()  # by block, found once
-        ends = torch.tensor([*starts, terms.classes], device=target.device)
-        self.spans = dict(zip(starts, pairwise(torch.searchsorted(self.ordered, ends).tolist()), strict=True))
+        self.terms, self.weights = terms, terms.target_weights(target)
+        self.target = target
+        self.spans: dict[int, tuple[int, int]] | None = None  # one tile has the targets of all
+        if len(starts) > 1:
+            self.ordered, self.order = target.sort()  # by block, found once
+            ends = torch.tensor([*starts, terms.classes], device=target.device)
+            self.spans = dict(zip(starts, pairwise(torch.searchsorted(self.ordered, ends).tolist()), strict=True))
         self.total = torch.zeros_like(target, dtype=dtype)
         self.most = torch.full_like(self.total, -math.inf)
         self.picked = torch.zeros_like(self.total)
@@ -71,14 +77,19 @@ class Sums:
     def absorb(self, tile: Tensor, start: int) -> None:
         """Add one tile."""
         absorb(tile, self.most, self.total)
-        rows, columns = self._targets(start)
-        self.picked[columns] = tile[rows, columns].to(self.picked.dtype)
+        if self.spans is None:
+            self.picked = tile.gather(0, self.target[None])[0].to(self.picked.dtype)
+        else:
+            rows, columns = self._targets(start)
+            self.picked[columns] = tile[rows, columns].to(self.picked.dtype)
         if self.all_scores is not None:
             weight = self._class_weights(start, tile)
             self.all_scores += tile.sum(0) if weight is None else weight.to(tile.dtype) @ tile
 
     def _targets(self, start: int) -> tuple[Tensor, Tensor]:
         """Where in the block that begins here the targets are: rows of the tile and columns."""
+        if self.spans is None:
+            return self.target, torch.arange(self.target.shape[0], device=self.target.device)
         at = slice(*self.spans[start])
         return self.ordered[at] - start, self.order[at]
 
@@ -86,13 +97,13 @@ class Sums:
         weight = self.terms.class_weight
         return None if weight is None else weight[start : start + tile.shape[0]]
 
-    def losses(self, lse: Tensor) -> tuple[Tensor, Tensor]:  # -> (n,), (n,)
-        """Cross-entropy and z-loss of each vector."""
+    def losses(self, lse: Tensor) -> tuple[Tensor, Tensor | None]:  # -> (n,), (n,)
+        """Cross-entropy and z-loss of each vector, if there is one."""
         terms, e = self.terms, self.terms.label_smoothing
         loss = (1 - e) * self.weights * (lse - self.picked)
         if self.all_scores is not None:
             loss = loss + e / terms.classes * (terms.all_weights * lse - self.all_scores)
-        return loss, terms.z_loss * lse.square() if terms.z_loss else torch.zeros_like(lse)
+        return loss, terms.z_loss * lse.square() if terms.z_loss else None
 
     def turn_back(self, lse: Tensor, scale: Tensor, z_scale: Tensor) -> None:
         """From here on gradients of tiles, each vector's losses multiplied by these: ``(n,)``."""

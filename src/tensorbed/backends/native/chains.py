@@ -328,11 +328,6 @@ class Native(Backend):
             return pooled_or_padded(lambda unique: compute([Table(*made_of, unique)]), asked)
         return pooled_or_padded(made_of.kernel_rows, asked)
 
-    def write(self, asked: Asked, out: Tensor, at: Tensor) -> None:
-        made_of = asked.made_of
-        if isinstance(made_of, ChainOfCores) or not made_of.write_rows(asked.ids, out, at):
-            super().write(asked, out, at)
-
 
 def _pools(asked: Asked) -> bool:
     """Whether the kernels write what is asked: of a chain rows, or sums of weighted rows, whose gradients are too."""
