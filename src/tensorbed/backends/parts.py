@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,6 +47,30 @@ def split_by_places(index: Tensor, places: Tensor, rows: int) -> list[Located]: 
     is_hot = places.index_select(0, before.clamp_max(places.shape[0] - 1)) == index
     hot, rest = is_hot.nonzero()[:, 0], is_hot.logical_not().nonzero()[:, 0]
     return [Located(before.index_select(0, hot), hot), Located((index - before).index_select(0, rest), rest)]
+
+
+def put_together(out: Tensor, places: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:  # (n, cols) each
+    """Rows of each part where they stand in the batch, all of it between them, written to ``out``; differentiable."""
+    together: Tensor = _PutTogether.apply(out, *places, *rows)  # type: ignore[no-untyped-call]
+    return together
+
+
+class _PutTogether(torch.autograd.Function):
+    """A chain of ``index_copy_``, whose gradient would be copied whole for each part."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, *tensors: Tensor) -> Tensor:
+        places, rows = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
+        ctx.mark_dirty(out)
+        ctx.save_for_backward(*places)
+        for at, own in zip(places, rows, strict=True):
+            out.index_copy_(0, at, own)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        places = ctx.saved_tensors
+        return None, *(None for _ in places), *(grad.index_select(0, at) for at in places)
 
 
 def _readable(*tensors: Tensor) -> bool:

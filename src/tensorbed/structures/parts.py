@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.parts import Located
+from tensorbed.backends.parts import Located, put_together
 from tensorbed.backends.scores.scoring import JoinedScores, Scoring, joined_scorings
-from tensorbed.structures.base import Params, Structure, TensorSpec
+from tensorbed.structures.base import Params, Structure, TensorSpec, each_once
 from tensorbed.structures.explanation import Explanation
 from tensorbed.structures.formats import Budget, Fit, Format, Use, fitted
 from tensorbed.structures.registry import read, text_of
@@ -87,7 +87,13 @@ class ComposedMatrix(Structure):
 
     def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """By the kernels of the parts, each into its own rows of one output."""
+        if len(self.parts) == 1:
+            ((part, tensors),), ((ids, _),) = self.with_tensors(p), self.located(p, index)
+            return part.lookup(tensors, ids)
         dtype = next(tensor.dtype for tensor in p.values() if tensor.is_floating_point())
+        return each_once(partial(self._joined_rows, p, dtype), index, self.cols, dtype)
+
+    def _joined_rows(self, p: Params, dtype: torch.dtype, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         # Before all that is smaller: allocators then have the memory of the last batch's rows for it, and no new pages.
         out = torch.empty(index.shape[0], self.cols, dtype=dtype, device=index.device)
         pairs = zip(self.with_tensors(p), self.located(p, index), strict=True)
@@ -96,6 +102,9 @@ class ComposedMatrix(Structure):
         if len(asked) == 1:
             part, tensors, ids, _ = asked[0]
             return part.lookup(tensors, ids)
+        if any(_trains(own) for _, own, _, _ in asked):
+            rows = [part.lookup(own, ids) for part, own, ids, _ in asked]
+            return put_together(out, [at for _, _, _, at in asked], rows)
         for part, tensors, ids, at in asked:
             part.write(tensors, ids, out, at)
         return out
