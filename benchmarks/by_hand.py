@@ -199,17 +199,21 @@ class Rounded(torch.autograd.Function):
         return grad
 
 
+def rounded(rows: Tensor) -> Tensor:  # (n, cols) -> (n, cols)
+    made: Tensor = Rounded.apply(rows)  # type: ignore[no-untyped-call]
+    return made
+
+
 class RoundedTableByHand(_Held):
     table: Tensor
 
     def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
-        rows: Tensor = Rounded.apply(F.embedding(ids, self.table))
-        return rows
+        return rounded(F.embedding(ids, self.table))
 
 
 class RoundedTrainByHand(_Held):
     def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
-        cores = [Rounded.apply(core.flatten(1)).view_as(core) for core in self.parameters()]
+        cores = [rounded(core.flatten(1)).view_as(core) for core in self.parameters()]
         return rows_of_train(cores, ids)
 
 

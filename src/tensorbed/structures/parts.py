@@ -97,7 +97,8 @@ class ComposedMatrix(Structure):
         # Before all that is smaller: allocators then have the memory of the last batch's rows for it, and no new pages.
         out = torch.empty(index.shape[0], self.cols, dtype=dtype, device=index.device)
         pairs = zip(self.with_tensors(p), self.located(p, index), strict=True)
-        # Parts that train and have no row here are asked for none: they have a gradient, if one of zeros.
+        # Parts that train and have no row here are asked for none: as rows of torch.nn.Embedding that nobody looks up
+        # they have a gradient of zeros, for which DistributedDataParallel waits.
         asked = [(part, own, ids, at) for (part, own), (ids, at) in pairs if ids.shape[0] or _trains(own)]
         if len(asked) == 1:
             part, tensors, ids, _ = asked[0]

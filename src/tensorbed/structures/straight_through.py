@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -53,8 +53,13 @@ class StraightThroughMatrix(DenseMatrix):
         return self.read(super().take(p, index))
 
     def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
-        take = super().take
-        return each_once(lambda own: _Read.apply(take(p, own), self), index, self.cols, p["table"].dtype)
+        take: Callable[[Params, Tensor], Tensor] = super().take
+
+        def read_rows(index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+            rows: Tensor = _Read.apply(take(p, index), self)  # type: ignore[no-untyped-call]
+            return rows
+
+        return each_once(read_rows, index, self.cols, p["table"].dtype)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return self.read(p["table"])
@@ -75,7 +80,9 @@ class StraightThroughMatrix(DenseMatrix):
             width = width * (stored.spread(steps) / STEPS)
         # Numbers so small that a width is none are codes of 0.
         shares = wide / torch.where(width == 0, 1, width)
-        codes = shares.detach().round().clamp(-stored.reach, stored.reach - 1)
+        codes = shares.detach().round().clamp_(-stored.reach, stored.reach - 1)
+        if not torch.is_grad_enabled():
+            return codes.add_(0), steps, scale  # a code of zero has no sign
         # The difference of a number and its code is exact, and so is what it is added to.
         return shares + (codes - shares.detach()), steps, scale
 
