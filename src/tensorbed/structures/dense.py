@@ -31,7 +31,7 @@ class DenseMatrix(Structure):
         return (TensorSpec("table", (self.rows, self.cols)),)
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
-        return F.embedding(index, p["table"])  # whose gradient is ten times as fast as that of index_select
+        return F.embedding(index, p["table"])  # whose gradient is faster than that of index_select
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return p["table"].view_as(p["table"])
