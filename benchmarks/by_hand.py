@@ -10,8 +10,9 @@ Another format is another line of :data:`CASES`.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -112,6 +113,110 @@ class NonlinearTrainByHand(_Held):
         return left.flatten(1)
 
 
+class LowRankByHand(_Held):
+    u: Tensor
+    v: Tensor
+
+    def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        return F.linear(F.embedding(ids, self.u), self.v)
+
+
+class TrainByHand(_Held):
+    """The slices of each id multiplied one after the other."""
+
+    def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        return rows_of_train(list(self.parameters()), ids)
+
+
+def rows_of_train(cores: list[Tensor], ids: Tensor) -> Tensor:  # (I_k, R, J_k, R') each, (n,) -> (n, cols)
+    digits = torch.unravel_index(ids, [len(core) for core in cores])
+    left = cores[0][digits[0]].flatten(1, 2)
+    for core, digit in zip(cores[1:], digits[1:], strict=True):
+        left = torch.bmm(left, core[digit].flatten(2)).reshape(len(ids), -1, core.shape[3])
+    return left.flatten(1)
+
+
+class BandsByHand(nn.Module):
+    """The adaptive embedding: of each band the ids that it has, their rows, and these put where the ids stood."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.cols, self.ends = layer.structure.cols, layer.structure.ends
+        self.bands = nn.ModuleList(map(part_by_hand, parts_of(layer)))
+
+    def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        rows, begin = torch.empty(len(ids), self.cols), 0
+        for band, end in zip(self.bands, self.ends, strict=True):
+            at = ((ids >= begin) & (ids < end)).nonzero()[:, 0]
+            rows = rows.index_copy_(0, at, band(ids.index_select(0, at) - begin))
+            begin = end
+        return rows
+
+
+class PermutedByHand(nn.Module):
+    places: Tensor
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        self.register_buffer("places", layer.places.clone())
+        (self.part,) = map(part_by_hand, parts_of(layer))
+
+    def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        rows: Tensor = self.part(self.places[ids])
+        return rows
+
+
+@dataclass(frozen=True)
+class _Part:
+    """One of the tables that a table of the library is made of, and its tensors."""
+
+    structure: Any
+    tensors: Mapping[str, Tensor]
+
+    def params(self) -> Mapping[str, Tensor]:
+        return self.tensors
+
+
+def parts_of(layer: Any) -> list[_Part]:
+    return [_Part(*pair) for pair in layer.structure.with_tensors(layer.params())]
+
+
+def part_by_hand(part: _Part) -> nn.Module:
+    return {"dense": DenseByHand, "low_rank": LowRankByHand, "tensor_train": TrainByHand}[part.structure.kind](part)
+
+
+class Rounded(torch.autograd.Function):
+    """Rows of 8 bits, the number that is furthest from zero the code -128; gradients pass."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor) -> Tensor:  # (n, cols) -> (n, cols)
+        low, high = rows.aminmax(dim=1, keepdim=True)
+        width = torch.where(high >= -low, -high, -low) / 128
+        return (rows / width).round_().clamp_(-128, 127).mul_(width)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def rounded(rows: Tensor) -> Tensor:  # (n, cols) -> (n, cols)
+    made: Tensor = Rounded.apply(rows)  # type: ignore[no-untyped-call]
+    return made
+
+
+class RoundedTableByHand(_Held):
+    table: Tensor
+
+    def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        return rounded(F.embedding(ids, self.table))
+
+
+class RoundedTrainByHand(_Held):
+    def forward(self, ids: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        cores = [rounded(core.flatten(1)).view_as(core) for core in self.parameters()]
+        return rows_of_train(cores, ids)
+
+
 class OfUnique(nn.Module):
     """Each id once."""
 
@@ -132,10 +237,13 @@ class Case:
     counts.
     """
 
-    format: tb.structures.Format
+    format: tb.structures.Format | Callable[[int], tb.structures.Format]  # or that of a table of so many rows
     by_hand: Callable[[Any], nn.Module]
     dense_below: int = 1000
     shares_rows: bool = False
+
+    def format_of(self, rows: int) -> tb.structures.Format:
+        return self.format if isinstance(self.format, tb.structures.Format) else self.format(rows)
 
     def modules(self, layer: Any) -> list[nn.Module]:
         """By hand, with the numbers of a layer."""
@@ -143,6 +251,10 @@ class Case:
             return [DenseByHand(layer)] * (1 + self.shares_rows)
         plain = self.by_hand(layer)
         return [plain, OfUnique(plain)] if self.shares_rows else [plain]
+
+
+def shuffled(format: tb.structures.Format, rows: int) -> tb.Permuted:
+    return tb.Permuted(format, order=torch.randperm(rows))
 
 
 CASES = {
@@ -154,6 +266,11 @@ CASES = {
     "deep hash": Case(tb.DeepHash(hashes=256, hidden=256), DeepHashByHand, dense_below=100_000, shares_rows=True),
     "canonical polyadic": Case(tb.CanonicalPolyadic(rank=16), CanonicalPolyadicByHand, shares_rows=True),
     "non-linear train": Case(tb.NonlinearTrain(rank=16), NonlinearTrainByHand, shares_rows=True),
+    "bands": Case(tb.Bands(), BandsByHand, shares_rows=True),
+    "permuted low rank": Case(partial(shuffled, tb.LowRank(rank=4)), PermutedByHand, shares_rows=True),
+    "permuted train": Case(partial(shuffled, tb.TensorTrain(rank=16)), PermutedByHand, shares_rows=True),
+    "straight-through table": Case(tb.StraightThrough(), RoundedTableByHand, shares_rows=True),
+    "straight-through train": Case(tb.StraightThrough(tb.TensorTrain(rank=16)), RoundedTrainByHand, shares_rows=True),
 }
 
 
@@ -162,12 +279,13 @@ def layers_of(case: Case, workload: Workload) -> list[nn.Module]:
     torch.manual_seed(0)
     if not workload.many:
         (table,) = workload.tables
-        layer = tb.Embedding(table.rows, table.cols, case.format)
+        layer = tb.Embedding(table.rows, table.cols, case.format_of(table.rows))
         return [layer, *case.modules(layer)]
-    sizes = {f"C{k}": table.rows for k, table in enumerate(workload.tables)}
-    fields = tb.EmbeddingBagCollection.from_sizes(
-        sizes, workload.tables[0].cols, case.format, dense_below=case.dense_below
-    )
+    bags = {}
+    for k, table in enumerate(workload.tables):
+        format = tb.Dense() if table.rows < case.dense_below else case.format_of(table.rows)
+        bags[f"C{k}"] = tb.EmbeddingBag(table.rows, table.cols, format, mode="sum")
+    fields = tb.EmbeddingBagCollection(bags)
     by_hand = zip(*(case.modules(table) for table in fields.tables.values()), strict=True)
     return [fields, *(_SideBySide(list(tables)) for tables in by_hand)]
 

@@ -172,21 +172,19 @@ void Table<T, S>::settle(int share) {
   if (fused_) settle_last(share);
 }
 
-// The first core's slices are left products themselves: no two prefixes share one.
+// The first core's slices are left products themselves: no two prefixes share one. Those between two that are used are
+// filled at once: a core of small slices has millions.
 template <class T, class S>
 void Table<T, S>::settle_first(int share) {
   const Int size = chain_.slice_size(0), digits = chain_.row_factors[0];
   const std::vector<int>& digit = level(0).digit;
   const Int begin = share_of(digits, share), end = share_of(digits, share + 1);
   int prefix = int(std::lower_bound(digit.begin(), digit.end(), int(begin)) - digit.begin());
-  for (Int d = begin; d < end; ++d) {
-    T* to = core_grad(0) + d * size;
-    if (prefix < level(0).count && digit[prefix] == d) {
-      if (final_ > 0) sum_children(0, prefix, to, add_);
-      ++prefix;
-    } else if (!add_) {
-      std::fill_n(to, size, T(0));
-    }
+  for (Int d = begin; d < end; ++d, ++prefix) {
+    const Int used = prefix < level(0).count ? std::min(Int(digit[prefix]), end) : end;
+    if (!add_) std::fill_n(core_grad(0) + d * size, (used - d) * size, T(0));
+    d = used;
+    if (d < end && final_ > 0) sum_children(0, prefix, core_grad(0) + d * size, add_);
   }
 }
 

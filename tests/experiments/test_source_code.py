@@ -20,16 +20,17 @@ from experiments.__main__ import app
 from experiments.lab.batches import Windows, lanes_of
 from experiments.lab.errors import ExperimentError
 from experiments.lab.optimisers import pace
-from experiments.lab.rows import configured, plan
+from experiments.lab.rows import configured
 from experiments.lab.task import find
 from experiments.lab.training import How, Training
 from experiments.lab.words import UNKNOWN, choose_words
 from experiments.tasks.source_code.corpus import read_corpus, source_files, tokenize
+from experiments.tasks.source_code.demo import ROWS as DEMO
 from experiments.tasks.source_code.demo import run_all, seen, written
 from experiments.tasks.source_code.model import LanguageModel
 
 TASK = find("source_code")
-ROWS = [row for _, row, _ in plan(TASK).runs]
+ROWS = [row.removeprefix("python-") for row in DEMO]
 
 
 def settings(row="full", **options):

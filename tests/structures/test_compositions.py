@@ -1,7 +1,10 @@
 """What bands, hot rows and permuted tables are made of, what they refuse, and how indices are split between parts."""
 
+import pickle
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 import tensorbed as tb
 from tensorbed.backends import native
@@ -293,3 +296,65 @@ def test_parts_that_are_trained_for_their_codes_are_packed(format, tmp_path):
 def test_what_has_no_part_to_pack_says_so():
     with pytest.raises(ValueError, match="a bands is trained as it is stored: there is nothing to pack"):
         tb.Embedding(60, 12, tb.Bands()).packed()
+
+
+def test_an_order_is_held_once():
+    layer = tb.Embedding(10_000, 4, tb.Permuted(tb.LowRank(rank=1), order=torch.randperm(10_000)))
+    assert len(pickle.dumps(layer)) < 1.2 * layer.structure.bytes(torch.float32)
+    places = layer.places.clone()
+    layer.reset_parameters()
+    assert torch.equal(layer.places, places)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_states_whose_order_is_none_are_refused(nested):
+    permuted = tb.Permuted(tb.LowRank(rank=2), order=torch.randperm(20))
+    layer = (
+        tb.Embedding(40, 6, tb.Bands(((20, permuted), (None, tb.Dense())))) if nested else tb.Embedding(20, 6, permuted)
+    )
+    name = "band_0_places" if nested else "places"
+    before = {key: tensor.clone() for key, tensor in layer.state_dict().items()}
+    state = {key: torch.ones_like(tensor) for key, tensor in before.items()}
+    with pytest.raises(RuntimeError, match="places holds 1 more than once; a permutation holds each row once"):
+        layer.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="places holds 1 more than once"):
+        torch.nn.Sequential(layer).load_state_dict({f"0.{name}": state[name]}, strict=False)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in layer.state_dict().items())
+    layer.load_state_dict({**state, name: before[name].flip(0).long()})
+    assert torch.equal(getattr(layer, name), before[name].flip(0))
+
+
+# Compositions in compositions, and formats around them.
+NESTED = {
+    "bands, permuted": tb.Permuted(
+        tb.Bands(((20, tb.Dense()), (None, tb.LowRank(rank=2)))), order=[(7 * row + 3) % 60 for row in range(60)]
+    ),
+    "bands, rounded": tb.StraightThrough(tb.Bands(((20, tb.Dense()), (None, tb.TensorTrain(rank=2))))),
+    "hot rows of trains": tb.HotRows(share=0.3, hot=tb.TensorTrain(rank=4), rest=tb.TensorTrain(rank=2)),
+    "bands of rounded rows": tb.Bands(
+        ((20, tb.StraightThrough(bits=4)), (None, tb.StraightThrough(tb.LowRank(rank=3))))
+    ),
+    "permuted, rounded": tb.StraightThrough(tb.Permuted(tb.LowRank(rank=3), order=[59 - row for row in range(60)])),
+}
+
+
+@pytest.mark.parametrize("format", NESTED.values(), ids=list(NESTED))
+def test_nested_formats_in_graphs(format):
+    torch.manual_seed(0)
+    layer, head = tb.Embedding(60, 8, format, padding_idx=1), tb.Head(8, 60, format)
+    index, x, target = torch.randint(60, (5, 7)), torch.randn(9, 8), torch.randint(60, (9,))
+    expected = F.embedding(index, layer.weight, padding_idx=1)
+    grad = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, list(layer.parameters()), grad)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for rows in (layer(index), compiled(index)):
+        torch.testing.assert_close(rows, expected)
+        torch.testing.assert_close(torch.autograd.grad(rows, list(layer.parameters()), grad), wanted)
+    torch.testing.assert_close(torch.export.export(layer, (index,)).module()(index), expected)
+    loss = F.cross_entropy(F.linear(x, head.weight, head.bias), target)
+    wanted = torch.autograd.grad(loss, list(head.parameters()))
+    for made in (head.loss(x, target), torch.compile(head.loss, fullgraph=True, backend="aot_eager")(x, target)):
+        torch.testing.assert_close(made, loss)
+        torch.testing.assert_close(torch.autograd.grad(made, list(head.parameters())), wanted)
+    if layer.structure.packs:
+        assert torch.equal(layer.packed()(index), layer(index))

@@ -82,5 +82,29 @@ def located_by_places(index: Tensor, places: Tensor, rows: int) -> Located:  # (
     return Located([Share(before.index_select(0, hot), hot), Share((index - before).index_select(0, rest), rest)])
 
 
+def put_together(out: Tensor, places: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:  # (n, cols) each
+    """Rows of each part where they stand in the batch, all of it between them, written to ``out``; differentiable."""
+    together: Tensor = _PutTogether.apply(out, *places, *rows)  # type: ignore[no-untyped-call]
+    return together
+
+
+class _PutTogether(torch.autograd.Function):
+    """A chain of ``index_copy_``, whose gradient would be copied whole for each part."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, *tensors: Tensor) -> Tensor:
+        places, rows = tensors[: len(tensors) // 2], tensors[len(tensors) // 2 :]
+        ctx.mark_dirty(out)
+        ctx.save_for_backward(*places)
+        for at, own in zip(places, rows, strict=True):
+            out.index_copy_(0, at, own)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        places = ctx.saved_tensors
+        return None, *(None for _ in places), *(grad.index_select(0, at) for at in places)
+
+
 def _readable(*tensors: Tensor) -> bool:
     return native.available and unready(tensors, torch.int64) is None

@@ -147,7 +147,7 @@ class StructuredTable(nn.Module):
             delattr(layer, spec.name)
         row, layer.structure = layer.padding_row, structure
         layer._make_tensors(next(iter(tensors.values())).device, self._dtype)
-        layer.padding_row, layer.fit_error = row, None
+        layer.padding_row, layer.fit_error, layer._constants = row, None, {}
         for name, tensor in tensors.items():
             getattr(layer, name).copy_(tensor)
         return layer.requires_grad_(False)
@@ -182,6 +182,7 @@ class StructuredTable(nn.Module):
             tensor.copy_(drawn[name])
             if tensor.is_floating_point() and not (bool(torch.isfinite(tensor).all()) and bool(tensor.any())):
                 raise ValueError(f"std={std:g} is outside what tensors of {tensor.dtype} can hold; choose another.")
+        self._constants = {name: getattr(self, name) for name in self._constants}  # held once, and what is loaded stays
         if self.padding_row is not None:
             self.padding_row.zero_()
         self.fit_error = None
@@ -332,8 +333,21 @@ class StructuredTable(nn.Module):
                 f"{self.structure.kind} of it. Fit one with {type(self).__name__}.from_pretrained(table, ...)."
             )
             return
+        try:
+            self._check_state(state_dict, prefix)
+        except ValueError as error:
+            args[-1].append(f"{prefix.removesuffix('.') or type(self).__name__}: {error}")
+            return
         super()._load_from_state_dict(state_dict, prefix, *args)
         self._settle(before)  # tensors may have been assigned and not copied into
+
+    def _check_state(self, state_dict: Mapping[str, Any], prefix: str) -> None:
+        """``ValueError`` for numbers that no table of this structure has; shapes are torch's to refuse."""
+        specs, own = self.structure.tensors(), self.params()
+        state = {spec.name: state_dict.get(prefix + spec.name, own[spec.name]) for spec in specs}
+        plain = all(type(t) in (Tensor, nn.Parameter) and not t.is_meta for t in state.values())
+        if plain and all(state[spec.name].shape == spec.shape for spec in specs):
+            self.structure.check_values(state)
 
 
 def _checked_budget(rows: int, cols: int, dtype: torch.dtype, format: Format, options: Mapping[str, Any]) -> Budget:

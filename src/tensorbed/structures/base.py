@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial, reduce, wraps
 from math import prod
 from typing import Any, ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tensorbed.backends.scores.scoring import Cost, RowScores, Scoring
@@ -20,6 +21,7 @@ from tensorbed.structures.explanation import Explanation
 
 Params = Mapping[str, Tensor]
 _BLOCK = 2**20  # numbers of the table that exist at once
+_CACHED = 2**20  # numbers of rows that stay in the cache
 _MEASURED = 2**28  # multiply-adds, and at least so many rows, that tell the mean square of a table
 _FEWEST_MEASURED = 2**14
 
@@ -225,6 +227,19 @@ def rounded(made: Tensor, p: Params) -> Tensor:
     """In the dtype of the numbers that a table is kept in."""
     dtypes = [tensor.dtype for tensor in p.values() if tensor.is_floating_point()]
     return made.to(reduce(torch.promote_types, dtypes)) if dtypes else made
+
+
+def each_once(
+    rows_of: Callable[[Tensor], Tensor], index: Tensor, cols: int, dtype: torch.dtype
+) -> Tensor:  # (n,) -> (n, cols)
+    """Eagerly: what ``rows_of`` makes, where it would not stay in the cache of equal indices one row.
+
+    Not in half precision, in which torch would add up the gradients of equal indices.
+    """
+    if index.shape[0] * cols <= _CACHED or dtype.itemsize < 4:
+        return rows_of(index)
+    unique, place = torch.unique(index, return_inverse=True)
+    return F.embedding(place, rows_of(unique))
 
 
 def mean_row(structure: Structure, p: Params) -> Tensor:  # -> (1, cols)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tensorbed.backends.scores.scoring import Cost, Scoring
@@ -30,7 +31,7 @@ class DenseMatrix(Structure):
         return (TensorSpec("table", (self.rows, self.cols)),)
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
-        return p["table"].index_select(0, index)
+        return F.embedding(index, p["table"])  # whose gradient is faster than that of index_select
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return p["table"].view_as(p["table"])

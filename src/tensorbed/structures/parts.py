@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.parts import Located
+from tensorbed.backends.parts import Located, put_together
 from tensorbed.backends.scores.scoring import JoinedScores, Scoring, joined_scorings
-from tensorbed.structures.base import Params, Structure, TensorSpec
+from tensorbed.structures.base import Params, Structure, TensorSpec, each_once
 from tensorbed.structures.explanation import Explanation
 from tensorbed.structures.formats import Budget, Fit, Format, Use, fitted
 from tensorbed.structures.registry import read, text_of
@@ -87,18 +87,28 @@ class ComposedMatrix(Structure):
 
     def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """By the kernels of the parts: one call where all parts are codes, else each into its rows of one output."""
+        if len(self.parts) == 1:
+            ((part, tensors),), ((ids, _),) = self.with_tensors(p), self.located(p, index).split()
+            return part.lookup(tensors, ids)
         dtype = next(tensor.dtype for tensor in p.values() if tensor.is_floating_point())
+        return each_once(partial(self._joined_rows, p, dtype), index, self.cols, dtype)
+
+    def _joined_rows(self, p: Params, dtype: torch.dtype, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         # Before all that is smaller: allocators then have the memory of the last batch's rows for it, and no new pages.
         out = torch.empty(index.shape[0], self.cols, dtype=dtype, device=index.device)
         parts, located = self.with_tensors(p), self.located(p, index)
         if located.fill(out, (part.made_of(own) for part, own in parts)):
             return out
         pairs = zip(parts, located.split(), strict=True)
-        # Parts that train and have no row here are asked for none: they have a gradient, if one of zeros.
+        # Parts that train and have no row here are asked for none: as rows of torch.nn.Embedding that nobody looks up
+        # they have a gradient of zeros, for which DistributedDataParallel waits.
         asked = [(part, own, ids, at) for (part, own), (ids, at) in pairs if ids.shape[0] or _trains(own)]
         if len(asked) == 1:
             part, tensors, ids, _ = asked[0]
             return part.lookup(tensors, ids)
+        if any(_trains(own) for _, own, _, _ in asked):
+            rows = [part.lookup(own, ids) for part, own, ids, _ in asked]
+            return put_together(out, [at for _, _, _, at in asked], rows)
         for part, tensors, ids, at in asked:
             out.index_copy_(0, at, part.lookup(tensors, ids))
         return out

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Any, Self
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tensorbed.backends.coded import Quantized
 from tensorbed.backends.scores import codes as code_scores
 from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.dispatch import working_dtype
-from tensorbed.structures.base import Params, Structure, TensorSpec, mean_square
+from tensorbed.structures.base import Params, Structure, TensorSpec, each_once, mean_square
 from tensorbed.structures.dense import Dense, DenseMatrix
 from tensorbed.structures.formats import Budget, Fit, Format, Use, require_format, written
 from tensorbed.structures.quantized_rows import STEPS, QuantizedRows, QuantizedRowsMatrix, in_blocks, packed
@@ -49,7 +50,16 @@ class StraightThroughMatrix(DenseMatrix):
         self.hold(stored=QuantizedRowsMatrix(self.rows, self.cols, self.bits, self.group))
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
-        return self.read(p["table"].index_select(0, index))
+        return self.read(super().take(p, index))
+
+    def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        take: Callable[[Params, Tensor], Tensor] = super().take
+
+        def read_rows(index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+            rows: Tensor = _Read.apply(take(p, index), self)  # type: ignore[no-untyped-call]
+            return rows
+
+        return each_once(read_rows, index, self.cols, p["table"].dtype)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return self.read(p["table"])
@@ -70,7 +80,9 @@ class StraightThroughMatrix(DenseMatrix):
             width = width * (stored.spread(steps) / STEPS)
         # Numbers so small that a width is none are codes of 0.
         shares = wide / torch.where(width == 0, 1, width)
-        codes = shares.detach().round().clamp(-stored.reach, stored.reach - 1)
+        codes = shares.detach().round().clamp_(-stored.reach, stored.reach - 1)
+        if not torch.is_grad_enabled():
+            return codes.add_(0), steps, scale  # a code of zero has no sign
         # The difference of a number and its code is exact, and so is what it is added to.
         return shares + (codes - shares.detach()), steps, scale
 
@@ -79,9 +91,9 @@ class StraightThroughMatrix(DenseMatrix):
 
         Groups of zeros have a step as well, and rows of zeros a scale: their gradients pass too.
         """
-        groups = torch.nn.functional.pad(rows, (0, -self.cols % self.group)).unflatten(1, (-1, self.group))
-        top = groups.abs().amax(2)
-        sign = torch.where(groups.amax(2) >= -groups.amin(2), -1, 1).to(rows.dtype)
+        groups = F.pad(rows, (0, -self.cols % self.group)) if self.cols % self.group else rows
+        low, high = groups.unflatten(1, (-1, self.group)).aminmax(dim=2)
+        top, sign = torch.maximum(high, -low), torch.where(high >= -low, -1, 1).to(rows.dtype)
         most = top.amax(1, keepdim=True)
         if self.group >= self.cols:
             return None, torch.where(most == 0, 1, most * sign)
@@ -129,6 +141,18 @@ class StraightThroughMatrix(DenseMatrix):
 
     def describe(self) -> str:
         return self.stored.describe()
+
+
+class _Read(torch.autograd.Function):
+    """Rows as they are read, and their gradient as it is: nothing is kept of what happens between."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, structure: StraightThroughMatrix) -> Tensor:  # (n, cols) -> (n, cols)
+        return structure.read(rows)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
 
 
 @register("straight_through_tensors")

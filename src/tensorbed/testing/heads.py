@@ -275,6 +275,37 @@ class HeadLimits(Conformance):
         (expected,) = torch.autograd.grad(dense_loss(head, h, target), h)
         assert_near(made, expected)
 
+    @on(one_of_each)
+    def test_autocast_of_heads(self, sample: Sample, draw: Draw) -> None:
+        head = make(sample, Head, dtype=torch.float32)
+        h, target = vectors(draw, 8, dtype=torch.float32)
+        with torch.autocast("cpu", torch.bfloat16):
+            logits, loss = head(h), head.loss(h, target)
+        assert logits.dtype == torch.bfloat16
+        assert loss.dtype == torch.float32
+        # As a linear layer's, products are of bfloat16 and their sums are not.
+        expected = dense_loss(head, h, target)
+        leaves = [h, *leaves_of(head)]
+        grads, wanted = (torch.autograd.grad(of, leaves) for of in (loss, expected))
+        eps = torch.finfo(torch.bfloat16).eps
+        reach = (h.abs() @ head.weight.abs().T).detach().max()
+        assert float((loss - expected).detach().abs()) <= 4 * eps * float(reach)
+        for grad, exact in zip(grads, wanted, strict=True):
+            assert float((grad - exact).norm()) <= 8 * eps * float(exact.norm())
+
+    @on(one_of_each)
+    def test_second_derivatives_are_refused_or_right(self, sample: Sample, draw: Draw) -> None:
+        head = make(sample, Head)
+        h, target = vectors(draw, 3)
+        for made in (head.loss(h, target, z_loss=0.1), head(h).sum()):
+            (grad,) = torch.autograd.grad(made, h, create_graph=True)
+            with pytest.raises(RuntimeError, match='use impl="reference"'):
+                grad.sum().backward()
+        head.impl = "reference"
+        (grad,) = torch.autograd.grad(head.loss(h, target), h, create_graph=True)
+        (expected,) = torch.autograd.grad(dense_loss(head, h, target), h, create_graph=True)
+        assert_near(torch.autograd.grad(grad.square().sum(), h)[0], torch.autograd.grad(expected.square().sum(), h)[0])
+
 
 class HeadTracing(Traced):
     """Losses, logits and choices of heads; inherit with ``samples`` set."""

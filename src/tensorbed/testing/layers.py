@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import product
@@ -83,6 +84,24 @@ class EmbeddingParity(Conformance):
             assert float(drawn.square().mean().sqrt()) == pytest.approx(0.5, rel=1e-4)
             assert torch.equal(layer.weight[1:], drawn[1:])
             assert layer.weight[0].count_nonzero() == 0
+
+    @on(one_of_each)
+    def test_copies_and_pickles(self, sample: Sample, draw: Draw) -> None:
+        layer, index = make(sample, padding_idx=1), draw.index(8)
+        for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+            assert torch.equal(other(index), layer(index))
+
+    @on(one_of_each)
+    @spread("dtype", [torch.float32, torch.bfloat16])
+    def test_autocast_leaves_the_parameters_dtype(
+        self, sample: Sample, impl: str, draw: Draw, dtype: torch.dtype
+    ) -> None:
+        layer, index = make(sample, impl=impl, dtype=dtype), draw.index(6)
+        expected = layer(index)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            out = layer(index)
+        assert out.dtype == dtype
+        assert torch.equal(out, expected)
 
     @spread("dtype", HALF)
     def test_half_precision_is_rounded_once(self, sample: Sample, draw: Draw, dtype: torch.dtype) -> None:
@@ -170,6 +189,24 @@ class BagParity(Conformance):
         leaves = [*leaves_of(layer), weights]
         written = [index, offsets, weights, layer.padding_row, *layer.params().values()]
         assert_writes_are_noticed(partial(layer, index, offsets, weights), leaves, written)
+
+    @on(one_of_each)
+    @spread("dtype", [torch.float32, *HALF])
+    def test_bags_in_every_precision(self, sample: Sample, impl: str, draw: Draw, dtype: torch.dtype) -> None:
+        # Bags of more members than half precisions can count to.
+        index, offsets = draw.index(3012), torch.tensor([0, 5, 5, 12])
+        index[12:] = index[0]
+        for mode in ("mean", "max"):
+            layer = make(sample, EmbeddingBag, mode=mode, impl=impl)
+            leaves, exact = leaves_of(layer), layer(index, offsets)
+            grad = draw.normal(*exact.shape)
+            wanted = [g.to(dtype) for g in torch.autograd.grad(exact, leaves, grad)] if leaves else []
+            out = layer.to(dtype)(index, offsets)
+            # Adding up n numbers one by one is off by n / 2 units at the worst.
+            assert_near(out, exact.detach().to(dtype), units=1500 if dtype == torch.float32 else 8)
+            if leaves and mode == "mean":
+                made = torch.autograd.grad(out, leaves_of(layer), grad.to(dtype))
+                assert_all_near(made, wanted, units=1500 if dtype == torch.float32 else 16)
 
     @on(one_of_each)
     @spread("frozen", [False, True])
