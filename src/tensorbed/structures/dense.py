@@ -31,7 +31,9 @@ class DenseMatrix(Structure):
         return (TensorSpec("table", (self.rows, self.cols)),)
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
-        return F.embedding(index, p["table"])  # whose gradient is faster than that of index_select
+        table = p["table"]
+        # Its gradient is faster than that of index_select, and adds up half precision in half precision.
+        return F.embedding(index, table) if table.itemsize >= 4 else table.index_select(0, index)
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return p["table"].view_as(p["table"])

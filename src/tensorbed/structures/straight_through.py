@@ -80,7 +80,7 @@ class StraightThroughMatrix(DenseMatrix):
             width = width * (stored.spread(steps) / STEPS)
         # Numbers so small that a width is none are codes of 0.
         shares = wide / torch.where(width == 0, 1, width)
-        codes = shares.detach().round().clamp_(-stored.reach, stored.reach - 1)
+        codes = shares.detach().round().clamp(-stored.reach, stored.reach - 1)
         if not torch.is_grad_enabled():
             return codes.add_(0), steps, scale  # a code of zero has no sign
         # The difference of a number and its code is exact, and so is what it is added to.
