@@ -1,4 +1,7 @@
-"""Indices of a table that is made of parts: which row of which part each of them is, by the kernels or in PyTorch."""
+"""Indices of a table that is made of parts: which row of which part each of them is, by the kernels or in PyTorch.
+
+Both refuse indices outside the table.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from tensorbed.backends import native
 from tensorbed.backends.coded import Coded
 from tensorbed.backends.native import TYPES
 from tensorbed.backends.native.chains import unready
+from tensorbed.indexing import check_range
 
 if TYPE_CHECKING:
     from tensorbed import _native
@@ -64,6 +68,7 @@ def located_by_ends(index: Tensor, ends: Sequence[int]) -> Located:  # (n,)
         assert native.module is not None
         index, count = index.contiguous(), index.shape[0]
         return Located(native.module.Located.by_ends(index.data_ptr(), count, ends), count)
+    index = check_range(index, ends[-1])
     part = torch.bucketize(index.contiguous(), torch.tensor(ends, device=index.device), right=True)
     places = [(part == k).nonzero()[:, 0] for k in range(len(ends))]
     return Located([Share(index.index_select(0, at) - first, at) for first, at in zip(firsts, places, strict=True)])
@@ -76,6 +81,7 @@ def located_by_places(index: Tensor, places: Tensor, rows: int) -> Located:  # (
         index, count = index.contiguous(), index.shape[0]
         where = (index.data_ptr(), count, rows, places.data_ptr(), places.shape[0])
         return Located(native.module.Located.by_places(*where), count)
+    index = check_range(index, rows)
     before = torch.searchsorted(places, index.contiguous())
     is_hot = places.index_select(0, before.clamp_max(places.shape[0] - 1)) == index
     hot, rest = is_hot.nonzero()[:, 0], is_hot.logical_not().nonzero()[:, 0]

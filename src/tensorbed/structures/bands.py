@@ -34,6 +34,7 @@ class BandsMatrix(ComposedMatrix):
     """
 
     noun = "bands"
+    refuses_rows = True
 
     band_texts: tuple[str, ...]
     ends: tuple[int, ...] = field(init=False, repr=False, compare=False)

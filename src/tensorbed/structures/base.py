@@ -56,6 +56,7 @@ class Structure(ABC):
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
     making: ClassVar[type | None] = None  # of what :meth:`made_of` returns
     packs: ClassVar[bool] = False  # whether it has ``packed``: what is stored when training is over is another kind
+    refuses_rows: ClassVar[bool] = False  # whether :meth:`eager_rows` itself refuses indices outside the table
     takes_half: ClassVar[bool] = False  # whether take, full and block are given half precision, and round it once
 
     rows: int

@@ -31,6 +31,7 @@ class HotRowsMatrix(ComposedMatrix):
     """
 
     noun = "hot rows and others"
+    refuses_rows = True
 
     hot_text: str
     rest_text: str

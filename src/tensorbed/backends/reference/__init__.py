@@ -28,7 +28,9 @@ class Reference(Backend):
         return True
 
     def compute_table(self, asked: Asked, world: World) -> Tensor:
-        index = asked.ids if asked.checked else checked_indices(asked.ids, asked.table.rows, world)
+        refused_later = asked.table.refuses_rows and asked.bounds is None and _is_chosen(asked, world)
+        known = asked.checked or refused_later
+        index = asked.ids if known else checked_indices(asked.ids, asked.table.rows, world)
         if asked.bounds is None:
             return with_padding(_rows(asked, index, world), asked, index)
         if _is_chosen(asked, world) and index.numel():
