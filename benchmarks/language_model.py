@@ -124,15 +124,15 @@ def model_peak(logits: bool, settings: LanguageModelSettings) -> Extra:
     return peak_beyond(tiny, steps)
 
 
-def model_time(logits: bool, settings: LanguageModelSettings, steps: int) -> Extra:
-    """Nanoseconds of the fastest step after the first, as the number that comes back from a fresh process."""
+def model_time(logits: bool, settings: LanguageModelSettings, steps: int) -> float:
+    """Seconds of the fastest step after the first."""
     keep_freed_memory()
     step, times = model_step(logits, settings), []
     for _ in range(steps + 1):
-        begun = time.perf_counter_ns()
+        begun = time.perf_counter()
         step()
-        times.append(time.perf_counter_ns() - begun)
-    return Extra(min(times[1:]), "fastest step after the first")
+        times.append(time.perf_counter() - begun)
+    return min(times[1:])
 
 
 def mebibytes(measured: Extra | str) -> str:
@@ -164,10 +164,9 @@ def show_steps(size: str, rounds: int, threads: int) -> None:
         if isinstance(took, str) or isinstance(peak, str):
             table.add_row(name, "", str(took), "", str(peak), "")
             continue
-        first = first or (took.bytes, peak.bytes)
-        tokens, seconds = asked[1].batch * asked[1].target, took.bytes / 1e9
-        ratios = took.bytes / first[0], peak.bytes / first[1]
-        table.add_row(name, f"{tokens:,}", f"{seconds:.2f}", f"{ratios[0]:.2f}", mebibytes(peak), f"{ratios[1]:.3f}")
+        first = first or (took, peak.bytes)
+        tokens, ratios = asked[1].batch * asked[1].target, (took / first[0], peak.bytes / first[1])
+        table.add_row(name, f"{tokens:,}", f"{took:.2f}", f"{ratios[0]:.2f}", mebibytes(peak), f"{ratios[1]:.3f}")
     Console(width=100).print(table)
 
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from torch import nn
 from benchmarks.peers import PEERS, CannotRunError, Peer, build, draw
 from benchmarks.workloads import Workload
 
+Measured = TypeVar("Measured")
 _PATIENCE = 90  # seconds for one measurement of lookups
 _KERNEL, _RUSAGE = "VmHWM after a reset", "ru_maxrss: a lower bound where memory freed before was used again"
 
@@ -41,8 +42,8 @@ def extra_memory(workload: Workload, peer: Peer, threads: int) -> Extra | str:
 
 
 def in_fresh_process(
-    measured: Callable[..., Extra], arguments: tuple[Any, ...], threads: int, patience: float = _PATIENCE
-) -> Extra | str:
+    measured: Callable[..., Measured], arguments: tuple[Any, ...], threads: int, patience: float = _PATIENCE
+) -> Measured | str:
     """``measured(*arguments)`` in a process that has done nothing else, or the reason why not.
 
     Both are pickled: ``measured`` is a function of a module, and what it builds it builds there.
@@ -57,7 +58,7 @@ def in_fresh_process(
     try:
         if not receiver.poll(patience):
             return f"memory not measured: more than {patience:.0f} s"
-        found: Extra | str = receiver.recv()
+        found: Measured | str = receiver.recv()
         return found
     except EOFError:
         return "memory not measured: the process ended early, as one that runs out of memory does"

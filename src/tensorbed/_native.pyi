@@ -85,8 +85,7 @@ def absorb(type: int, tile: int, rows: int, cols: int, stride: int, most: int, t
     ``tile`` is float32 or bfloat16, number ``(v, t)`` at ``v * stride + t``; it is only read. ``most`` and ``total``
     are float32 of ``cols`` numbers, at first -inf and 0. After any number of tiles ``most[t] + log(total[t])`` is the
     logarithm of the sum of ``exp(x)`` over all rows. A NaN or +inf in a column makes its total NaN; -inf alone leaves
-    -inf and 0.
-    The threads change no bit of the result.
+    -inf and 0. The threads change no bit of the result.
     """
 
 def probabilities(

@@ -408,6 +408,59 @@ def test_products_of_scores_are_of_half_precision_under_autocast_alone(format):
         assert (torch.bfloat16 in multiplied.dtypes) is enabled
 
 
+@pytest.mark.parametrize(
+    "terms", [{}, {"label_smoothing": 0.1}, {"label_smoothing": 0.1, "weight": torch.linspace(0.5, 1.5, 101)}]
+)
+@pytest.mark.parametrize("format", [tb.Dense(), tb.TensorTrain(rank=3, shape=SHAPE)])
+def test_gradients_of_sure_targets_err_under_autocast_as_those_of_a_linear_layer(format, terms):
+    torch.manual_seed(0)
+    head, h = tb.Head(24, 101, format, bias=True, std=0.05), torch.randn(64, 24)
+    target, table, given = torch.zeros(64, dtype=torch.long), head.weight.detach().clone(), torch.zeros(101)
+    given[0] = 9.0
+
+    def gradients(loss_of, dtype, half):
+        x, bias = h.to(dtype).requires_grad_(), given.to(dtype).requires_grad_()
+        own = {name: term.to(dtype) if isinstance(term, torch.Tensor) else term for name, term in terms.items()}
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            return torch.autograd.grad(loss_of(x, bias, **own), (x, bias))
+
+    def plain(x, bias, **own):
+        return F.cross_entropy(F.linear(x, table.to(x.dtype), bias), target, **own)
+
+    def ours(x, bias, **own):
+        return tb.linear_cross_entropy(x, head, target, linear_bias=bias, **own)
+
+    exact, of_plain = gradients(plain, torch.float64, half=False), gradients(plain, torch.float32, half=True)
+    for grad, other, wanted in zip(gradients(ours, torch.float32, half=True), of_plain, exact, strict=True):
+        unit = torch.finfo(torch.bfloat16).eps * float(wanted.norm())
+        assert float((grad - wanted).norm()) <= float((other - wanted).norm()) + unit
+
+
+def test_draws_are_fair_under_autocast():
+    head, h = tb.Head(4, 1000, tb.Dense(), bias=True), torch.zeros(20_000, 4, dtype=torch.bfloat16)
+    with torch.no_grad():
+        head.bias.fill_(100.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        drawn = head.sample(h, generator=torch.Generator().manual_seed(0))
+    # Five deviations of the mean of so many draws.
+    assert abs(float(drawn.double().mean()) / 999 - 0.5) <= 5 * (12 * len(h)) ** -0.5
+
+
+def test_cores_of_two_precisions_are_scored_in_the_wider_under_autocast():
+    torch.manual_seed(0)
+    head, h, target = tb.TTHead(24, 101, 3, shape=SHAPE), torch.randn(6, 24).bfloat16(), torch.arange(6)
+    head.core_1.data = head.core_1.data.double()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = head.loss(h, target)
+    assert float(loss) == pytest.approx(float(F.cross_entropy(h.double() @ head.weight.double().T, target)), rel=1e-5)
+
+
+def test_vectors_that_float16_does_not_hold_have_a_loss_under_its_autocast():
+    head = tb.TTHead(24, 101, 3, shape=SHAPE, std=1e-4)
+    with torch.autocast("cpu", torch.float16):
+        assert bool(head.loss(torch.full((2, 24), 1e5), torch.tensor([1, 2])).isfinite())
+
+
 def test_a_dense_state_is_refused_by_name(head):
     with pytest.raises(RuntimeError, match=r"TTHead|Head.from_pretrained"):
         head.load_state_dict({"weight": torch.zeros(101, 24)}, strict=False)

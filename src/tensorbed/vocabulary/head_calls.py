@@ -103,7 +103,9 @@ def loss_of(
         raise ValueError(
             f"{weight_name} requires a gradient, which the loss does not have for it; give {weight_name}.detach()."
         )
-    x = _as_autocast_asks(vocabulary, h).reshape(-1, vocabulary.structure.cols)
+    # Products of float16 stay single, so that nothing has to be rounded to it.
+    halves = is_autocast(h) and torch.get_autocast_dtype(h.device.type) == torch.bfloat16
+    x = (_as_autocast_asks(vocabulary, h) if halves else h).reshape(-1, vocabulary.structure.cols)
     loss = _computed(Asked(vocabulary, x, target.reshape(-1).long(), class_weight, options), impl)
     # Of the dtype of the vectors, as in torch; under autocast single precision, as in torch.
     loss = loss.to(working_dtype(h) if is_autocast(h) else h.dtype)

@@ -35,7 +35,9 @@ def topk(
     """The ``k`` largest scores of each vector, or of what ``changed`` makes of some of them, ``(n, rows)``."""
     best = TopK(x.new_empty(x.shape[0], k), torch.empty(x.shape[0], k, dtype=torch.int64, device=x.device))
     with full_precision(x):
-        scorer = Scorer(vocabulary.detached(), x.detach(), memory_budget, softcap, whole=True)
+        # In single precision under autocast too: rounded scores have ties, which the first class would win.
+        single = x.detach().to(vocabulary.dtype(x))
+        scorer = Scorer(vocabulary.detached(), single, memory_budget, softcap, whole=True)
         buffer = scorer.buffer()
         for group in scorer.groups():
             found: tuple[Tensor, Tensor] | None = None

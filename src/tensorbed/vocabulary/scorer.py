@@ -44,10 +44,10 @@ class Vocabulary:
         """What scores of these vectors are computed in: sums of half precision numbers are single."""
         return working_dtype(x, *self.tensors)
 
-    def products(self, x: Tensor) -> torch.dtype:
+    def product_dtype(self, x: Tensor) -> torch.dtype:
         """What vectors are multiplied in: bfloat16 where autocast has made them that, as ``F.linear`` does."""
-        asked = x.dtype == torch.bfloat16 and any(t.dtype == torch.float32 for t in self.tensors)
-        return x.dtype if asked else self.dtype(x)
+        is_single = self.dtype(x) == torch.float32 and any(t.dtype == torch.float32 for t in self.tensors)
+        return x.dtype if is_single and x.dtype == torch.bfloat16 else self.dtype(x)
 
     def detached(self) -> Vocabulary:
         """The same, asking for no gradient."""
@@ -79,8 +79,8 @@ class Scorer:
         self.tiling = tiling = choose(task)
         self.x = x.detach().to(dtype)  # (n, cols)
         self.x_grad = torch.zeros_like(self.x) if x.requires_grad else None
-        products = vocabulary.products(x) if tiling.scoring.halves else dtype
-        self.scores = tiling.scoring.open(vocabulary.tensors, products, tiling.keeps)
+        product_dtype = vocabulary.product_dtype(x) if tiling.scoring.halves else dtype
+        self.scores = tiling.scoring.open(vocabulary.tensors, product_dtype, tiling.keeps)
         self.blocks = self.scores.blocks(tiling.height)
         self._positions: Tensor | None = None
         bias, padding = vocabulary.bias, vocabulary.padding_row
@@ -167,7 +167,7 @@ class Scorer:
         """Add what the gradient of the open block's scores, before the soft cap, gives; ``grad`` is used up."""
         start = self.scores.start
         if self._bias_grad is not None:
-            self._bias_grad[start : self.scores.stop] += grad.sum(1)
+            self._bias_grad[start : self.scores.stop] += grad.sum(1, dtype=self.x.dtype)
         if self.padding is not None and self._has_padding:
             if self.x_grad is not None:
                 self.x_grad[group.at].addr_(grad[self.padding_at - start].to(self.x.dtype), self.padding)

@@ -84,7 +84,7 @@ class Sums:
             self.picked[columns] = tile[rows, columns].to(self.picked.dtype)
         if self.all_scores is not None:
             weight = self._class_weights(start, tile)
-            self.all_scores += tile.sum(0) if weight is None else weight.to(tile.dtype) @ tile
+            self.all_scores += tile.sum(0, dtype=self.total.dtype) if weight is None else weight @ tile.to(weight.dtype)
 
     def _targets(self, start: int) -> tuple[Tensor, Tensor]:
         """Where in the block that begins here the targets are: rows of the tile and columns."""
@@ -116,9 +116,17 @@ class Sums:
 
     def differentiate(self, tile: Tensor, start: int) -> None:
         """Turn a tile of scores into their gradient, in place: the formula above with its ``a``, ``b`` and ``g``."""
-        probabilities(tile, self.lse, self.a, self.b, self._class_weights(start, tile))
-        rows, columns = self._targets(start)
-        tile[rows, columns] -= self.g[columns].to(tile.dtype)
+        weight, (rows, columns) = self._class_weights(start, tile), self._targets(start)
+        scores = tile[rows, columns].to(self.lse.dtype)
+        probabilities(tile, self.lse, self.a, self.b, weight)
+        if tile.dtype == self.lse.dtype:
+            tile[rows, columns] -= self.g[columns]
+            return
+        # In half precision the probability of a likely target would be rounded to that of a sure one, and its gradient
+        # to none: those are computed anew, and rounded last.
+        smooth = None if self.b is None else self.b[columns] * (1 if weight is None else weight[rows])
+        probabilities(scores[None], self.lse[columns], self.a[columns], smooth, None)
+        tile[rows, columns] = (scores - self.g[columns]).to(tile.dtype)
 
 
 def absorb(tile: Tensor, most: Tensor, total: Tensor) -> None:  # (rows, n), (n,), (n,)

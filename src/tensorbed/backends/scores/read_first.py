@@ -36,7 +36,7 @@ class ReadScores(Scores):
     def __init__(self, way: Scoring, *given: Any) -> None:
         super().__init__(*given)
         with recording(bool(self.trained)):
-            self.graph = list(self.structure.read(self.tensors, self.sums).values())
+            self.graph = list(self.structure.read(self.tensors, self.sum_dtype).values())
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in self.graph]
         self.own = way.open(leaves, self.dtype, self.keeps)
         self.order, self.any_layout = self.own.order, self.own.any_layout

@@ -115,7 +115,7 @@ class Scores(ABC):
     Attributes:
         order: ``(rows,)`` int64, which row of the table each scored row is; ``None`` where that is the table's order.
         any_layout: whether a tile may also be the transpose of a contiguous one.
-        dtype: of tiles and of what is multiplied; ``sums`` is that of gradients, at least single precision.
+        dtype: of tiles and of what is multiplied; ``sum_dtype`` is that of gradients, at least single precision.
         start, stop: the rows of the block that is open.
     """
 
@@ -126,11 +126,13 @@ class Scores(ABC):
 
     def __init__(self, structure: Scorable, tensors: Sequence[Tensor], dtype: torch.dtype, keeps: bool = False) -> None:
         self.structure, self.rows, self.dtype, self.keeps = structure, structure.rows, dtype, keeps
-        self.sums = torch.promote_types(dtype, torch.float32)
+        self.sum_dtype = torch.promote_types(dtype, torch.float32)
         leaves = []
         for tensor in tensors:
             stays = structure.takes_half or not tensor.is_floating_point()
-            leaves.append(tensor.detach().to(tensor.dtype if stays else self.sums).requires_grad_(tensor.requires_grad))
+            leaves.append(
+                tensor.detach().to(tensor.dtype if stays else self.sum_dtype).requires_grad_(tensor.requires_grad)
+            )
         self.tensors = structure.named(leaves)
         self.trained = [name for name, leaf in self.tensors.items() if leaf.requires_grad]
         self._grads: dict[str, Tensor] = {}
@@ -185,7 +187,7 @@ class Scores(ABC):
     def sum_of(self, name: str) -> Tensor:
         """The sum of a tensor's gradients so far."""
         if name not in self._grads:
-            self._grads[name] = torch.zeros_like(self.tensors[name], dtype=self.sums, requires_grad=False)
+            self._grads[name] = torch.zeros_like(self.tensors[name], dtype=self.sum_dtype, requires_grad=False)
         return self._grads[name]
 
     def gradients(self) -> list[Tensor | None]:
@@ -208,27 +210,28 @@ class RowScores(Scores):
     def open(self, start: int, stop: int) -> None:
         super().open(start, stop)
         with recording(bool(self.made_of)):
-            self.block = self.structure.block(self.tensors, start, stop, "auto").to(self.dtype)
+            self.made = self.structure.block(self.tensors, start, stop, "auto")
+        self.block = self.made.detach().to(self.dtype)
         self.block_grad: Tensor | None = None
 
     def write(self, vectors: Vectors, out: Tensor) -> None:
-        torch.mm(self.block.detach(), vectors.data, out=out)
+        torch.mm(self.block, vectors.data, out=out)
 
     def backward(self, vectors: Vectors, grad: Tensor) -> None:
         x = vectors.data.T
         if vectors.grad is not None:
-            add_product(vectors.grad, self.block.detach().T, grad)
+            add_product(vectors.grad, self.block.T, grad)
         if self.slice_of is not None:
             self._add_to_slice(self.slice_of, grad, x)
-        elif self.block.requires_grad:
+        elif self.made.requires_grad:
             self.block_grad = (
-                (grad @ x).to(self.sums) if self.block_grad is None else add_product(self.block_grad, grad, x)
+                (grad @ x).to(self.sum_dtype) if self.block_grad is None else add_product(self.block_grad, grad, x)
             )
 
     def _add_to_slice(self, name: str, grad: Tensor, x: Tensor) -> None:  # (rows, n), (n, k)
         """``+= grad @ x`` for the gradient of the block's rows of a tensor, not written before the first time."""
         if name not in self._grads:
-            self._grads[name] = torch.empty_like(self.tensors[name], dtype=self.sums, requires_grad=False)
+            self._grads[name] = torch.empty_like(self.tensors[name], dtype=self.sum_dtype, requires_grad=False)
         total = self._grads[name][self.start : self.stop]
         if self.start in self._written:
             add_product(total, grad, x)
@@ -241,8 +244,8 @@ class RowScores(Scores):
     def close(self) -> None:
         if self.block_grad is not None:
             leaves = [self.tensors[name] for name in self.made_of]
-            self.add(self.made_of, torch.autograd.grad(self.block, leaves, self.block_grad, allow_unused=True))
-        del self.block, self.block_grad
+            self.add(self.made_of, torch.autograd.grad(self.made, leaves, self.block_grad, allow_unused=True))
+        del self.made, self.block, self.block_grad
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:  # (h, w), (h, d), (d, w)

@@ -159,7 +159,7 @@ class ThroughCores(Scores):
         with recording(bool(self.trained)):
             self.graph = route.matrices(list(self.tensors.values()))
         self.matrices = [matrix.detach().to(self.dtype) for matrix in self.graph]
-        self.matrix_grads = [torch.zeros_like(matrix, dtype=self.sums) for matrix in self.matrices if self.trained]
+        self.matrix_grads = [torch.zeros_like(matrix, dtype=self.sum_dtype) for matrix in self.matrices if self.trained]
         # What went into each core after the first, for backward; by block where all is kept.
         self._tapes: dict[int, list[Tensor]] = {}
         self._on_tape: dict[int, tuple[int, Vectors]] = {}
