@@ -15,7 +15,7 @@ from rich.progress import MofNCompleteColumn, Progress
 
 from experiments.lab.checkpoints import trained
 from experiments.lab.errors import ExperimentError
-from experiments.tasks.translation.data import Pairs, Sentences, too_long
+from experiments.tasks.translation.data import Pairs, Sentences, check_positions
 from experiments.tasks.translation.model import TranslationSettings, Translator
 from experiments.tasks.translation.tokens import encoded, sentence, tokenizer_of
 
@@ -35,8 +35,7 @@ def translate(
     model.load_state_dict(tensors)
     lines = list(standard_input(sys.stdin.buffer.read()))
     sources = Sentences.of(encoded(tokenizer, lines))
-    for number in (sources.lengths > settings.positions).nonzero()[:1, 0].tolist():
-        raise too_long(f"standard input, line {number + 1}", int(sources.lengths[number]), settings.positions)
+    check_positions(sources, settings.positions, range(1, len(lines) + 1), "standard input, line {}".format)
     with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)) as shown:
         bar = shown.add_task("translating", total=len(lines))
         written = translations(
@@ -61,7 +60,7 @@ def translations(
 ) -> Iterator[str]:
     """In the order of the sources, a block of them at a time; ``advance`` is told how many more are done."""
     for numbers in torch.arange(len(sources.lengths)).split(_BLOCK):
-        block = Sentences(sources.tokens, sources.starts[numbers], sources.lengths[numbers])
+        block = sources.subset(numbers)
         texts = [""] * len(numbers)
         for part in Pairs(block, block).batches(tokens):
             for number, written in zip(part.tolist(), model(block.take(part), beams=beams).tolist(), strict=True):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ FILES = {
     "wmt14": {"train": "train", "validation": "val", "test": "test"},
 }
 ORIGINAL = "wmt/wmt14"
-Text = tuple[str, str, str]  # where it is from, English, German
+Text = tuple[int, str, str]  # the number of its line, English, German
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,9 @@ class Sentences:
             lengths.append(len(line) + 1)
         counted = torch.tensor(lengths, dtype=torch.int64)
         return cls(torch.tensor(tokens, dtype=torch.int32), counted.cumsum(0) - counted, counted)
+
+    def subset(self, which: Tensor) -> Sentences:  # (some,) numbers, or (sentences,) truth values
+        return Sentences(self.tokens, self.starts[which], self.lengths[which])
 
     def take(self, numbers: Tensor) -> Tensor:  # (rows,) -> (rows, longest)
         """Some of them, padded to the longest of them."""
@@ -149,17 +153,23 @@ def texts_of(settings: TranslationSettings, folder: Path | None, split: str) -> 
     if folder is None:
         pairs = original(settings.dataset, split)
     elif settings.dataset == "tatoeba":
-        pairs = columns(folder / "tatoeba" / f"{name}.gz", split)
+        pairs = columns(folder / settings.dataset / f"{name}.gz", split)
     else:
         pairs = parallel([folder / settings.dataset / f"{name}.{language}.gz" for language in LANGUAGES])
-    stripped = [(where, english.strip(), german.strip()) for where, english, german in pairs]
+    stripped = [(number, english.strip(), german.strip()) for number, english, german in pairs]
     if split == "train" and settings.length_ratio is not None:
         return [pair for pair in stripped if all(pair)]
-    for where, *sides in stripped:
+    for number, *sides in stripped:
         for language, text in zip(LANGUAGES, sides, strict=True):
             if not text:
-                raise ExperimentError(f"{where}: the sentence of .{language} is empty; remove the line on both sides.")
+                where = place(settings, split, language, number)
+                raise ExperimentError(f"{where}: an empty sentence; remove the line on both sides.")
     return stripped
+
+
+def place(settings: TranslationSettings, split: str, language: str, number: int) -> str:
+    """Where a sentence stands, for people."""
+    return f"{settings.dataset} {FILES[settings.dataset][split]}, line {number}, {language}"
 
 
 def parallel(paths: Sequence[Path]) -> Iterator[Text]:
@@ -171,7 +181,7 @@ def parallel(paths: Sequence[Path]) -> Iterator[Text]:
             f"{first}, {second}: line {min(map(len, sides)) + 1} of one has no translation; copy both anew."
         )
     for number, (english, german) in enumerate(zip(*sides, strict=True), 1):
-        yield f"{paths[0].name.removesuffix('.en.gz')}, line {number}", english, german
+        yield number, english, german
 
 
 def columns(path: Path, split: str) -> Iterator[Text]:
@@ -183,11 +193,11 @@ def columns(path: Path, split: str) -> Iterator[Text]:
         sides = line.split("\t")
         if len(sides) != len(LANGUAGES):
             raise ExperimentError(
-                f"{path.name}, line {number}: {len(sides)} columns; two are needed, English and German with a tab between."
+                f"{path.name}, line {number}: {len(sides)} columns; two are needed, English and German, a tab between."
             )
         hundredth = zlib.crc32(sides[0].strip().encode()) % 100
         if split == {0: "validation", 1: "test"}.get(hundredth, "train"):
-            yield f"{path.name}, line {number}", sides[0], sides[1]
+            yield number, sides[0], sides[1]
 
 
 def original(dataset: str, split: str) -> Iterator[Text]:
@@ -196,31 +206,27 @@ def original(dataset: str, split: str) -> Iterator[Text]:
         raise ExperimentError(f"{dataset} is not fetched; give the folder that holds {dataset}/ with --data.")
     for number, record in enumerate(fetched(ORIGINAL, split, name="de-en"), 1):
         english, german = (record["translation"][language] for language in LANGUAGES)
-        yield f"{dataset} {split}, line {number}", english, german
+        yield number, english, german
 
 
 def numbered(settings: TranslationSettings, tokenizer: Any, split: str, texts: Sequence[Text]) -> Pairs:
     """The texts as tokens: none is longer than the model has positions. Training pairs may be cleaned of such."""
-    places, *sides = zip(*texts, strict=True)
+    numbers, *sides = zip(*texts, strict=True)
     source, target = (Sentences.of(encoded(tokenizer, side)) for side in sides)
-    if split != "train":
-        references = tuple(sides[1])
-    elif settings.length_ratio is not None:
+    if split == "train" and settings.length_ratio is not None:
         return cleaned(Pairs(source, target), settings)
-    else:
-        references = ()
     for language, side in zip(LANGUAGES, (source, target), strict=True):
-        for number in (side.lengths > settings.positions).nonzero()[:1, 0].tolist():
-            raise too_long(f"{places[number]} of .{language}", int(side.lengths[number]), settings.positions)
-    return Pairs(source, target, references)
+        check_positions(side, settings.positions, numbers, partial(place, settings, split, language))
+    return Pairs(source, target, () if split == "train" else tuple(sides[1]))
 
 
-def too_long(where: str, length: int, positions: int) -> ExperimentError:
-    """A sentence that the model has no positions for."""
-    return ExperimentError(
-        f"{where}: a sentence of {length} tokens, its end among them, and the model has {positions} positions; "
-        "shorten it, or train with more --positions."
-    )
+def check_positions(sentences: Sentences, positions: int, lines: Sequence[int], place: Callable[[int], str]) -> None:
+    """The model has a position for each token; ``place`` tells where the sentence of a line stands."""
+    for number in (sentences.lengths > positions).nonzero()[:1, 0].tolist():
+        raise ExperimentError(
+            f"{place(lines[number])}: a sentence of {sentences.lengths[number]} tokens, its end counted, and the model "
+            f"has {positions} positions; shorten it, or train with more --positions."
+        )
 
 
 def cleaned(pairs: Pairs, settings: TranslationSettings) -> Pairs:
@@ -229,6 +235,5 @@ def cleaned(pairs: Pairs, settings: TranslationSettings) -> Pairs:
     lengths = torch.stack([pairs.source.lengths, pairs.target.lengths])
     fitting = (lengths <= settings.positions).all(0) & (lengths.amax(0) <= settings.length_ratio * lengths.amin(0))
     if not fitting.any():
-        raise ExperimentError(f"{settings.dataset}: no training pair is left by --length-ratio {settings.length_ratio}.")
-    kept = [Sentences(side.tokens, side.starts[fitting], side.lengths[fitting]) for side in (pairs.source, pairs.target)]
-    return Pairs(*kept)
+        raise ExperimentError(f"{settings.dataset}: --length-ratio {settings.length_ratio} leaves no training pair.")
+    return Pairs(pairs.source.subset(fitting), pairs.target.subset(fitting))

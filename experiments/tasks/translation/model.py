@@ -110,7 +110,7 @@ class Translator(nn.Module):
         words, known = without_padding(source)
         config = GenerationConfig(
             num_beams=beams,
-            length_penalty=0.0,
+            length_penalty=0.0 if beams > 1 else None,
             max_new_tokens=min(self.marian.config.max_position_embeddings, 2 * source.shape[1] + 10),
             eos_token_id=END,
             pad_token_id=END,
