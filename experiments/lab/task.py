@@ -114,7 +114,7 @@ class Task(ABC):
 
 def tables(model: nn.Module) -> list[Any]:
     """The layers of the library in a model, each table once: several may share the tensors of one."""
-    layers = [module for module in model.modules() if hasattr(module, "structure")]
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "structure")]
     once: dict[int, Any] = {}
     for layer in layers:
         once.setdefault(id(next(iter(layer.params().values()))), layer)
