@@ -57,7 +57,8 @@ class Translation(Task):
         """Nothing, of a test set that the data has not."""
         if split not in data.splits:
             return {}
-        settings, pairs, translated = evaluation.settings, data.splits[split], []
+        settings, pairs = evaluation.settings, data.splits[split]
+        translated: list[tuple[int, list[int]]] = []  # by the number of the pair
         beams = settings.validation_beam if split == "validation" else settings.beam
 
         def score(batch: Batch) -> tuple[Tensor, float]:
