@@ -204,7 +204,7 @@ def test_bleu_is_of_all_sentences_in_their_order(multi30k, how):
 
     trainer.plain.translated = write
     figures = trainer.evaluate("validation")
-    assert figures["bleu"] == pytest.approx(bleu(pairs.references, pairs.references))
+    assert figures["BLEU"] == pytest.approx(bleu(pairs.references, pairs.references))
     with torch.no_grad():
         whole = pairs.batch(torch.arange(12))
         expected = trainer.plain.eval()(whole["source"], whole["target"]).item() / len(pairs.target.tokens)
@@ -227,7 +227,7 @@ def test_a_run_learns_tells_and_leaves_a_model_that_translates(trained_model):
     assert record["val_loss"] < math.log(280) / 3  # of the tokens alone
     assert record["signature"] == signature()
     for split in TASK.tests:
-        assert 0 <= record[f"{split}_bleu"] <= 100
+        assert 0 <= record[f"{split}_BLEU"] <= 100
     assert record["ratio"] == pytest.approx(280 * 32 / record["table_parameters"])
 
     def translate(text, *options):
@@ -264,7 +264,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_only_with_its_own_vocabulary(how, 
     row, left, real = settings(dropout=0.1, validations=1, **TRAIN), [4], Training.step
 
     def figures(record):
-        return [(epoch["train_loss"], epoch["val_loss"], epoch["val_bleu"]) for epoch in record["epochs"]]
+        return [(epoch["train_loss"], epoch["val_loss"], epoch["val_BLEU"]) for epoch in record["epochs"]]
 
     whole = figures(train(row, how(out=tmp_path / "whole")))
 
@@ -301,7 +301,7 @@ def test_two_processes_train_and_translate_as_one_does(multi30k, how, tmp_path, 
     (two,) = results(tmp_path / "two", "translation.jsonl")
     assert (two["processes"], two["total_parameters"]) == (2, one["total_parameters"])
     assert two["test_loss"] == pytest.approx(one["test_loss"], rel=1e-4)
-    assert two["test_bleu"] == pytest.approx(one["test_bleu"], abs=1e-6)
+    assert two["test_BLEU"] == pytest.approx(one["test_BLEU"], abs=1e-6)
     for mine, theirs in zip(one["epochs"], two["epochs"], strict=True):
         for name in ("train_loss", "val_loss", "gradient_norm"):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-3)

@@ -27,7 +27,7 @@ class Translation(Task):
     """Sentences of German for sentences of English, measured by BLEU."""
 
     settings = TranslationSettings
-    metrics = (Metric("bleu", digits=2, unit="BLEU"),)
+    metrics = (Metric("BLEU", digits=2, unit="BLEU"),)
     tests = ("test", "test2017", "test2018", "mscoco")  # a dataset has the first one at least
     stage = "step"
     commands: ClassVar = {"translate": translate}
@@ -70,7 +70,7 @@ class Translation(Task):
         batches = (pairs.batch(numbers) for numbers in pairs.batches(settings.batch))
         loss, tokens = evaluation.totals(batches, score)
         texts = [sentence(data.tokenizer, written) for _, written in sorted(evaluation.gathered(translated))]
-        return {"loss": loss / tokens, "bleu": bleu.bleu(texts, pairs.references)}
+        return {"loss": loss / tokens, "BLEU": bleu.bleu(texts, pairs.references)}
 
     def after(self, run: Training) -> Mapping[str, Any]:
         signature = bleu.signature()
