@@ -20,9 +20,11 @@ def gzip_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise ExperimentError(f"{path} does not exist; --data takes a folder with all of {path.parent.name}/.")
     number = 0
     try:
-        with gzip.open(path, "rt", encoding="utf-8-sig") as file:
-            for number, line in enumerate(file, 1):
-                yield number, line
+        with gzip.open(path, "rb") as file:
+            # Line by line: a file that is decoded in blocks tells of a wrong byte before the lines above it are read.
+            for line in file:
+                yield number + 1, line.decode("utf-8" if number else "utf-8-sig").replace("\r\n", "\n")
+                number += 1
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ExperimentError(
             f"{path.name} is damaged or cut short after line {number}: {error}. Copy it anew."

@@ -113,9 +113,20 @@ class Task(ABC):
 
 
 def tables(model: nn.Module) -> list[Any]:
-    """The layers of the library in a model, each table once: a head may have its embedding's."""
-    layers = [module for module in model.modules() if hasattr(module, "structure")]
-    return [layer for layer in layers if not getattr(layer, "is_tied", False)]
+    """The layers of the library in a model, each table once: several may share the tensors of one."""
+    layers: list[Any] = [module for module in model.modules() if hasattr(module, "structure")]
+    once: dict[int, Any] = {}
+    for layer in layers:
+        once.setdefault(id(next(iter(layer.params().values()))), layer)
+    return list(once.values())
+
+
+def decaying(model: nn.Module) -> list[dict[str, Any]]:
+    """Groups for an optimiser: weights of the body decay; tables, biases and norms do not."""
+    kept = {id(tensor) for layer in tables(model) for tensor in layer.parameters()}
+    weights = [tensor for tensor in model.parameters() if tensor.dim() == 2 and id(tensor) not in kept]
+    others = [tensor for tensor in model.parameters() if tensor.dim() != 2 or id(tensor) in kept]
+    return [{"params": weights}, {"params": others, "weight_decay": 0.0}]
 
 
 def task_folders() -> dict[str, Path]:

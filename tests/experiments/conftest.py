@@ -31,6 +31,14 @@ def sources(tmp_path):
 
 
 @pytest.fixture
+def multi30k(tmp_path):
+    """Data of the task translation."""
+    folder = tmp_path / "pairs"
+    tiny.multi30k(folder)
+    return folder
+
+
+@pytest.fixture
 def row(tmp_path):
     return lambda **changes: tiny.row(tmp_path / "row.toml", **changes)
 

@@ -53,6 +53,34 @@ def wikitext(folder: Path, sizes=(60, 20, 20)):
         pack(folder / "wikitext-2" / f"{name}.txt.gz", [" ", " = The <unk> = ", *lines])
 
 
+GERMAN = {"a": "ein", "the": "der", "dog": "Hund", "man": "Mann", "big": "große", "runs": "läuft", "sees": "sieht"}
+MULTI30K = ("train", "val", "test_2016_flickr", "test_2017_flickr", "test_2018_flickr", "test_2017_mscoco")
+
+
+def translated(draw, longest=6):
+    """A sentence and its translation, word by word."""
+    words = draw.choices(list(GERMAN), k=draw.randint(1, longest))
+    return " ".join(words), " ".join(GERMAN[word] for word in words)
+
+
+def multi30k(folder: Path, sizes=(60, 12, 12, 6, 6, 6)):
+    draw = random.Random(4)
+    for name, size in zip(MULTI30K, sizes, strict=True):
+        sides = zip(*(translated(draw) for _ in range(size)), strict=True)
+        for language, lines in zip(("en", "de"), sides, strict=True):
+            pack(folder / "multi30k" / f"{name}.{language}.gz", lines)
+
+
+# More tokens than tiny models have positions: a word each, at least.
+LONG = " ".join(map(str, range(60)))
+
+
+def change_lines(path, change):
+    """A packed file, with its lines as bytes changed."""
+    lines = gzip.decompress(path.read_bytes()).split(b"\n")[:-1]
+    path.write_bytes(gzip.compress(b"".join(line + b"\n" for line in change(lines))))
+
+
 SENTIMENT_ROW = """
 dataset = "sst5"
 row = "tiny"

@@ -12,6 +12,7 @@ pytest.importorskip("accelerate")
 
 from experiments.lab.batches import Batch, Epochs, Windows, by_length, evenly
 from experiments.lab.errors import ExperimentError
+from experiments.lab.files import gzip_lines
 from experiments.lab.words import choose_words
 from experiments.tasks.sentiment.data import load, tokenize, tree_nodes
 from experiments.tasks.sentiment.model import SentimentSettings
@@ -91,6 +92,17 @@ def test_a_truncated_file_is_refused(data):
     path.write_bytes(b"no gzip at all")
     with pytest.raises(ExperimentError, match=r"train.txt.gz is damaged"):
         load(SST, data)
+
+
+def test_a_byte_that_is_not_utf_8_names_its_own_line(tmp_path):
+    path = tmp_path / "text.gz"
+    lines = [b"a line"] * 1000
+    lines[699] = b"caf\xe9"
+    path.write_bytes(gzip.compress(b"\n".join(lines)))
+    with pytest.raises(ExperimentError, match=r"text.gz, line 700: not UTF-8"):
+        list(gzip_lines(path))
+    path.write_bytes(gzip.compress("\ufeffa\u2028b\r\nc".encode()))
+    assert list(gzip_lines(path)) == [(1, "a\u2028b\n"), (2, "c")]
 
 
 @pytest.mark.parametrize("name", ["train", "dev", "test"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from experiments.lab.batches import Batch, Windows, evenly, lanes_of
 from experiments.lab.metrics import Evaluation, Metric
 from experiments.lab.settings import with_options
-from experiments.lab.task import Task, tables
+from experiments.lab.task import Task, decaying, tables
 from experiments.lab.words import log_frequencies
 from experiments.tasks.language_model.commands import generate, prepare
 from experiments.tasks.language_model.data import NOT_SCORED, Corpus, load, segments
@@ -48,11 +48,7 @@ class LanguageModel(Task):
         return Windows(lanes, settings.target, evenly(steps, settings.validations))
 
     def parameters(self, settings: LanguageModelSettings, model: nn.Module) -> Iterable[Any]:
-        """Weights of the body decay; tables, biases and norms do not."""
-        kept = {id(tensor) for layer in tables(model) for tensor in layer.parameters()}
-        weights = [tensor for tensor in model.parameters() if tensor.dim() == 2 and id(tensor) not in kept]
-        others = [tensor for tensor in model.parameters() if tensor.dim() != 2 or id(tensor) in kept]
-        return [{"params": weights}, {"params": others, "weight_decay": 0.0}]
+        return decaying(model)
 
     def count(self, batch: Batch) -> float:
         return batch.numbers

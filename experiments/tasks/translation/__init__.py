@@ -1,0 +1,1 @@
+"""English to German by a Transformer, with the one table of both languages and the softmax compressed."""

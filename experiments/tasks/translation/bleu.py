@@ -1,0 +1,29 @@
+"""How like references translations are, by SacreBLEU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from experiments.lab.errors import ExperimentError
+
+
+def metric() -> Any:
+    """BLEU of a whole set, cased, with SacreBLEU's own tokens; an error where the package is missing."""
+    try:
+        from sacrebleu.metrics import BLEU
+    except ImportError:
+        raise ExperimentError("BLEU needs the package sacrebleu: pip install '.[experiments]'.") from None
+    return BLEU()
+
+
+def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
+    """From 0 to 100."""
+    return float(metric().corpus_score(list(translations), [list(references)]).score)
+
+
+def signature() -> str:
+    """With which options and version: scores of one signature can be compared."""
+    computed = metric()
+    computed.corpus_score(["a"], [["a"]])  # it tells of nothing before
+    return str(computed.get_signature())

@@ -1,0 +1,69 @@
+"""What is done besides training: translations of lines by a trained model."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress
+
+from experiments.lab.checkpoints import trained
+from experiments.lab.errors import ExperimentError
+from experiments.tasks.translation.data import Pairs, Sentences, check_positions
+from experiments.tasks.translation.model import TranslationSettings, Translator
+from experiments.tasks.translation.tokens import encoded, sentence, tokenizer_of
+
+_BLOCK = 1_000  # lines, of which those of similar length are translated together
+
+
+def translate(
+    checkpoint: Annotated[Path, typer.Option(help="a model, or its folder, that a run with --keep-model left")],
+    beam: Annotated[int | None, typer.Option(min=1, help="left out, as many as its test sets had")] = None,
+) -> None:
+    """Translate lines of English from standard input into lines of German."""
+    settings, tensors = trained(checkpoint, "translation", TranslationSettings)
+    if not tensors:
+        raise ExperimentError(f"{checkpoint} has no model yet: a run selects one by its first validation.")
+    tokenizer = tokenizer_of(tensors, checkpoint)
+    model = Translator(settings, tokenizer.get_vocab_size(), tokenizer.to_str())
+    model.load_state_dict(tensors)
+    lines = list(standard_input(sys.stdin.buffer.read()))
+    sources = Sentences.of(encoded(tokenizer, lines))
+    check_positions(sources, settings.positions, range(1, len(lines) + 1), "standard input, line {}".format)
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)) as shown:
+        bar = shown.add_task("translating", total=len(lines))
+        written = translations(
+            model.eval(), tokenizer, sources, settings.batch, beam or settings.beam, partial(shown.advance, bar)
+        )
+        for line, german in zip(lines, written, strict=True):
+            typer.echo(german if line else "")
+
+
+def standard_input(content: bytes) -> Iterator[str]:
+    """Its lines, without spaces around; a line may be empty, and stays so."""
+    for number, line in enumerate(content.removesuffix(b"\n").split(b"\n") if content else (), 1):
+        try:
+            yield line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError:
+            raise ExperimentError(f"standard input, line {number}: not UTF-8.") from None
+
+
+@torch.no_grad()
+def translations(
+    model: Translator, tokenizer: Any, sources: Sentences, tokens: int, beams: int, advance: Callable[[int], None]
+) -> Iterator[str]:
+    """In the order of the sources, a block of them at a time; ``advance`` is told how many more are done."""
+    for numbers in torch.arange(len(sources.lengths)).split(_BLOCK):
+        block = sources.subset(numbers)
+        texts = [""] * len(numbers)
+        for part in Pairs(block, block).batches(tokens):
+            for number, written in zip(part.tolist(), model(block.take(part), beams=beams).tolist(), strict=True):
+                texts[number] = sentence(tokenizer, written)
+            advance(len(part))
+        yield from texts

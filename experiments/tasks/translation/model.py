@@ -1,0 +1,126 @@
+"""A Transformer of transformers' Marian kind, with one table for source, target and softmax."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tensorbed as tb
+from experiments.lab.errors import ExperimentError
+from experiments.lab.settings import Settings, option
+
+END = 0  # of a sentence; the decoder starts with it, too
+PAD = -100  # stands in batches where a sentence is over; no row of the table is its own
+
+
+@dataclass(frozen=True, kw_only=True)
+class TranslationSettings(Settings):
+    """Of the model, of its vocabulary and batches, and of how it is measured."""
+
+    vocabulary: int = option(8_000, "tokens of both languages at most, <end> among them", least=258)
+    dim: int = option(256, "numbers per token", least=2)
+    layers: int = option(3, "of the encoder, and as many of the decoder", least=1)
+    heads: int = option(4, "of each attention; dim is a multiple of them", least=1)
+    inner: int = option(512, "width inside of feed-forward layers", least=1)
+    dropout: float = option(0.3, "of what enters and leaves the layers", least=0, below=1)
+    positions: int = option(128, "tokens of the longest sentence, its end among them", least=2)
+    length_ratio: float | None = option(None, "clean training pairs: none empty, too long or so unequal", above=1)
+    label_smoothing: float = option(0.1, "in training", least=0, below=1)
+    batch: int = option(4_096, "tokens of a batch at most, of both sides, padding counted", least=2)
+    beam: int = option(4, "for the test sets", least=1)
+    validation_beam: int = option(1, "on the way", least=1)
+    steps: int | None = option(None, "training steps; left out, as many as the epochs have", least=1)
+    validations: int = option(10, "spread over the steps", least=1)
+    pairs: int | None = option(None, "as if each split had only so many pairs", least=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.dim % self.heads or self.dim % 2:
+            raise ExperimentError(f"dim={self.dim}: it must be even and a multiple of heads={self.heads}.")
+
+
+class Translator(nn.Module):
+    """The model, and the tokeniser that it was trained with: what it writes can be read without its data.
+
+    Shape:
+        - source, target: ``(batch, length)``, each sentence with its end, and ``PAD`` after it
+    """
+
+    tokenizer: Tensor  # its JSON, as bytes
+
+    def __init__(self, settings: TranslationSettings, vocabulary: int, tokenizer: str = "") -> None:
+        super().__init__()
+        from transformers import MarianConfig, MarianMTModel  # slow to import, and of no use to most commands
+
+        self.register_buffer("tokenizer", torch.tensor(list(tokenizer.encode()), dtype=torch.uint8))
+        self.label_smoothing = settings.label_smoothing
+        deviation = settings.dim**-0.5  # Glorot's, of a square matrix; the table is read times sqrt(dim)
+        sides = ("encoder", "decoder")
+        config = MarianConfig(
+            vocab_size=vocabulary,
+            d_model=settings.dim,
+            **{f"{side}_layers": settings.layers for side in sides},
+            **{f"{side}_attention_heads": settings.heads for side in sides},
+            **{f"{side}_ffn_dim": settings.inner for side in sides},
+            dropout=settings.dropout,
+            activation_function="relu",
+            max_position_embeddings=settings.positions,
+            scale_embedding=True,
+            init_std=deviation,
+            pad_token_id=None,  # what is padding is masked here, and no table keeps a row for it
+            eos_token_id=END,
+            decoder_start_token_id=END,
+            forced_eos_token_id=None,
+        )
+        self.marian = MarianMTModel(config)
+        # The table comes last: whatever it draws, the body has drawn the same numbers before it.
+        format = settings.table_format(vocabulary, settings.dim)
+        tb.compress_(self.marian, {"model.shared": format}, fit=False, std=settings.std or deviation)
+
+    def forward(self, source: Tensor, target: Tensor | None = None, beams: int = 1) -> Tensor:
+        """The loss summed over the target's tokens; without a target, translations.
+
+        Both are one call, because processes that share a model find it whole only inside of one.
+        """
+        return self.translated(source, beams) if target is None else self.loss(source, target)
+
+    def loss(self, source: Tensor, target: Tensor) -> Tensor:  # -> ()
+        """Exact, over all tokens, and without their scores; smoothed in training."""
+        words, known = without_padding(source)
+        before, _ = without_padding(F.pad(target[:, :-1], (1, 0), value=END))
+        decoded = self.marian.model(
+            input_ids=words, attention_mask=known, decoder_input_ids=before, use_cache=False
+        ).last_hidden_state
+        smoothing = self.label_smoothing if self.training else 0.0
+        loss: Tensor = self.marian.lm_head.loss(
+            decoded, target, label_smoothing=smoothing, ignore_index=PAD, reduction="sum"
+        )
+        return loss
+
+    def translated(self, source: Tensor, beams: int) -> Tensor:  # (batch, length) -> (batch, its length)
+        """The likeliest translations that beams find, each with its end, and ends after it.
+
+        A translation is at most twice as long as the longest source beside it, and ten tokens more.
+        """
+        from transformers import GenerationConfig
+
+        words, known = without_padding(source)
+        config = GenerationConfig(
+            num_beams=beams,
+            length_penalty=0.0 if beams > 1 else None,
+            max_new_tokens=min(self.marian.config.max_position_embeddings, 2 * source.shape[1] + 10),
+            eos_token_id=END,
+            pad_token_id=END,
+            decoder_start_token_id=END,
+        )
+        written: Tensor = self.marian.generate(input_ids=words, attention_mask=known, generation_config=config)
+        return written[:, 1:]  # without the start
+
+
+def without_padding(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Tokens that all have a row, and which of them are there."""
+    known = tokens != PAD
+    return tokens.masked_fill(~known, END), known

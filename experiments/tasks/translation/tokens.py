@@ -1,0 +1,66 @@
+"""One vocabulary for both languages: byte-pair encoding over bytes, learned from the training pairs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+
+from experiments.lab.errors import ExperimentError
+from experiments.tasks.translation.model import END
+
+_END_TOKEN = "end of sentence"  # with spaces, which no token of a text has
+_BLOCK = 10_000  # lines at a time: what a tokeniser tells of them is many times as large
+
+
+def trained_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
+    """Tokens numbered by how frequent they are in the texts, after the end of a sentence; every text can be written."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(vocab_size=vocabulary - 1, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer, length=len(texts))
+    counts = Counter(number for line in encoded(tokenizer, texts) for number in line)
+    told = json.loads(tokenizer.to_str())
+    drawn = told["model"]["vocab"]
+    ranked = sorted(drawn, key=lambda token: (-counts[drawn[token]], drawn[token]))
+    told["model"]["vocab"] = {token: number for number, token in enumerate([_END_TOKEN, *ranked], END)}
+    return Tokenizer.from_str(json.dumps(told))
+
+
+def encoded(tokenizer: Any, texts: Iterable[str]) -> Iterator[list[int]]:
+    """The numbers of each text, without its end."""
+    lines = iter(texts)
+    while block := list(islice(lines, _BLOCK)):
+        yield from (encoding.ids for encoding in tokenizer.encode_batch_fast(block))
+
+
+def sentence(tokenizer: Any, numbers: list[int]) -> str:
+    """The text of a translation up to its end, in one line that a terminal can show."""
+    text = tokenizer.decode(numbers[: numbers.index(END)] if END in numbers else numbers)
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+
+
+def tokenizer_of(tensors: dict[str, Tensor], where: object) -> Any:
+    """The tokeniser in a trained model; refused where the model's table has another vocabulary."""
+    from tokenizers import Tokenizer
+
+    advice = "Train it anew, with --keep-model."
+    try:
+        tokenizer = Tokenizer.from_str(bytes(tensors["tokenizer"].tolist()).decode())
+    except Exception as error:  # tokenizers has no kind of its own
+        raise ExperimentError(f"{where} has no tokeniser: {error}. {advice}") from None
+    known, rows = tokenizer.get_vocab_size(), tensors["marian.final_logits_bias"].shape[-1]
+    if known != rows:
+        raise ExperimentError(
+            f"{where} has a tokeniser of another vocabulary: it knows {known:,} tokens, and the model's table has "
+            f"{rows:,} rows. {advice}"
+        )
+    return tokenizer

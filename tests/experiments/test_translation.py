@@ -1,0 +1,307 @@
+"""English to German: the model against transformers' own, the paper's sizes, training and translations."""
+
+import json
+import math
+import sys
+
+import pytest
+import small_files as tiny
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from laboratory import results, run
+from typer.testing import CliRunner
+
+pytest.importorskip("accelerate")
+pytest.importorskip("tokenizers")
+pytest.importorskip("transformers")
+
+from experiments.__main__ import app
+from experiments.lab.errors import ExperimentError
+from experiments.lab.rows import configured, plan, row_names
+from experiments.lab.settings import How
+from experiments.lab.task import find, tables
+from experiments.lab.training import Training
+from experiments.lab.training import train as train_task
+from experiments.tasks.translation.bleu import bleu, signature
+from experiments.tasks.translation.model import END, PAD, Translator
+from experiments.tasks.translation.tokens import trained_tokenizer
+
+TASK = find("translation")
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+SIZE = {"vocabulary": 280, "dim": 8, "layers": 1, "heads": 2, "inner": 16, "dropout": 0.0, "positions": 40}
+SIZE |= {"batch": 120, "steps": 6, "validations": 2, "precision": "fp32"}
+FULL = {"format": "full"}
+TRAIN = {"format": "tt", "ratio": 4.0}
+
+
+def settings(dataset="multi30k", **options):
+    return configured(TASK, f"{dataset}-full", {**SIZE, **options})
+
+
+def model_of(vocabulary=30, **options):
+    torch.manual_seed(0)
+    return Translator(settings(**options), vocabulary).eval()
+
+
+@pytest.fixture
+def how(multi30k, tmp_path):
+    return lambda **options: How(**{"data": multi30k, "out": tmp_path / "out", **options})
+
+
+def padded(*sentences):
+    longest = max(map(len, sentences))
+    return torch.tensor([[*words, END] + [PAD] * (longest - len(words)) for words in sentences])
+
+
+SOURCE, TARGET = padded([3, 4, 5], [6, 7, 8, 9, 10], [2]), padded([11, 12], [13], [14, 15, 16, 17])
+
+
+# Model
+
+
+@pytest.mark.parametrize("table", [FULL, TRAIN], ids=["full", "tt"])
+@pytest.mark.parametrize("training", [False, True])
+def test_the_loss_is_that_of_the_logits_of_transformers_and_no_logits_are_made(table, training, monkeypatch):
+    model = model_of(**table).train(training)
+    source = torch.where(SOURCE == PAD, END, SOURCE)
+    before = torch.tensor([[END, 11, 12, END, END], [END, 13, END, END, END], [END, 14, 15, 16, 17]])
+    logits = model.marian(input_ids=source, attention_mask=SOURCE != PAD, decoder_input_ids=before).logits
+    smoothing = 0.1 if training else 0.0
+    expected = F.cross_entropy(
+        logits.flatten(0, 1), TARGET.flatten(), ignore_index=PAD, label_smoothing=smoothing, reduction="sum"
+    )
+    monkeypatch.setattr(type(model.marian), "forward", None)  # which would make them
+    torch.testing.assert_close(model(SOURCE, TARGET), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("table", [FULL, TRAIN], ids=["full", "tt"])
+def test_padding_changes_neither_loss_nor_gradients_nor_translations(table):
+    model = model_of(**table)
+
+    def losses_and_gradients(*pairs):
+        model.zero_grad()
+        loss = sum(model(*pair) for pair in pairs)
+        loss.backward()
+        return loss.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+    rows = zip(SOURCE, TARGET, strict=True)
+    alone = [(source[source != PAD][None], target[target != PAD][None]) for source, target in rows]
+    wider = (F.pad(SOURCE, (0, 3), value=PAD), F.pad(TARGET, (0, 2), value=PAD))
+    expected = losses_and_gradients(*alone)
+    torch.testing.assert_close(losses_and_gradients((SOURCE, TARGET)), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(losses_and_gradients(wider), expected, rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        for together, (source, _) in zip(model(SOURCE, beams=3).tolist(), alone, strict=True):
+            single = model(source, beams=3)[0].tolist()
+            shorter = min(len(together), len(single))  # one beside longer sources may grow longer
+            assert together[:shorter] == single[:shorter]
+
+
+@pytest.mark.parametrize("table", [FULL, TRAIN], ids=["full", "tt"])
+def test_one_beam_takes_the_likeliest_token_again_and_again(table):
+    model = model_of(**table)
+    with torch.no_grad():
+        (found,) = model(SOURCE[:1, :4], beams=1).tolist()
+        given = [END]
+        for _ in found:
+            logits = model.marian(input_ids=SOURCE[:1, :4], decoder_input_ids=torch.tensor([given])).logits
+            given.append(int(logits[0, -1].argmax()))
+            if given[-1] == END:
+                break
+    assert found[: len(given) - 1] == given[1:]
+
+
+def test_beams_find_translations_that_are_at_least_as_likely():
+    def likelihood(beams):
+        written = model(SOURCE[:1, :4], beams=beams)
+        ended = (written == END).int().cumsum(1) - (written == END).int() > 0
+        return -model(SOURCE[:1, :4], written.masked_fill(ended, PAD)).item()
+
+    with torch.no_grad():
+        for seed in range(5):
+            torch.manual_seed(seed)
+            model = Translator(settings(positions=6), 20).eval()
+            assert likelihood(8) >= likelihood(1) - 1e-4
+
+
+def test_rows_differ_in_their_table_alone():
+    def body(**table):
+        tensors = model_of(**table).state_dict()
+        return {name: tensor for name, tensor in tensors.items() if ".layers." in name}
+
+    expected = body(**FULL)
+    for table in (TRAIN, {"format": "lr", "ratio": 2.0}, {"format": "bands", "ratio": 2.0}):
+        torch.testing.assert_close(body(**table), expected, rtol=0, atol=0)
+
+
+# Millions of parameters and ratios in the paper's table; its trains are two, ours is one of their size.
+PAPER = {
+    "full": (210, 1.0),
+    "LR1": (179, 15.5),
+    "LR2": (178, 31.0),
+    "LR3": (177, 62.0),
+    "TT1": (179, 15.3),
+    "TT2": (178, 26.8),
+    "TT3": (177, 58.5),
+}
+
+
+def on_meta(chosen):
+    with torch.device("meta"):
+        return Translator(chosen, chosen.vocabulary)
+
+
+@pytest.mark.parametrize("row", PAPER)
+def test_the_paper_has_so_many_parameters(row):
+    model = on_meta(configured(TASK, f"wmt14-{row}", {}))
+    millions, ratio = PAPER[row]
+    assert round(sum(p.numel() for p in model.parameters()) / 1e6) == millions
+    assert TASK.ratio(model) == pytest.approx(ratio, rel=0.015)
+
+
+@pytest.mark.parametrize("row", [name for name in row_names(TASK) if name.startswith("multi30k")])
+def test_a_ratio_is_that_of_the_full_table_to_all_stored_numbers(row):
+    chosen = configured(TASK, row, {})
+    model = on_meta(chosen)
+    full = sum(p.numel() for p in on_meta(configured(TASK, "multi30k-full", {})).parameters())
+    stored = chosen.vocabulary * chosen.dim - (full - sum(p.numel() for p in model.parameters()))
+    assert TASK.ratio(model) == pytest.approx(chosen.vocabulary * chosen.dim / stored)
+    assert len(tables(model)) == 1
+    asked = float("".join(filter(str.isdigit, chosen.row)) or 1)
+    assert asked <= TASK.ratio(model) < 1.06 * asked
+
+
+def test_every_row_can_be_made_and_every_row_of_the_small_size_is_run():
+    for row in row_names(TASK):
+        TASK.check_tables(configured(TASK, row, {}))
+    planned = {f"{dataset}-{row}".lower() for dataset, row, _ in plan(TASK).runs}
+    assert planned == {name for name in row_names(TASK) if name.startswith("multi30k")}
+
+
+# Training
+
+
+def train(row, how):
+    return train_task(TASK, row, how)
+
+
+def test_bleu_is_of_all_sentences_in_their_order(multi30k, how):
+    """With a model that writes each target for its source, whatever the order of the batches."""
+    pytest.importorskip("sacrebleu")
+    assert bleu(["a b c d e"] * 2, ["a b c d e"] * 2) == pytest.approx(100)
+    assert signature().startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:exp|version:")
+    row = settings()
+    trainer = Training(TASK, row, how(), TASK.load(row, multi30k))
+    pairs = trainer.data.splits["validation"]
+    known = {tuple(row): number for number, row in enumerate(pairs.batch(torch.arange(12))["source"].tolist())}
+    longest = pairs.source.lengths.max()
+
+    def write(source, beams):
+        wide = F.pad(source, (0, longest - source.shape[1]), value=PAD)
+        numbers = torch.tensor([known[tuple(row)] for row in wide.tolist()])
+        return pairs.target.take(numbers).clamp(min=END)
+
+    trainer.plain.translated = write
+    figures = trainer.evaluate("validation")
+    assert figures["BLEU"] == pytest.approx(bleu(pairs.references, pairs.references))
+    with torch.no_grad():
+        whole = pairs.batch(torch.arange(12))
+        expected = trainer.plain.eval()(whole["source"], whole["target"]).item() / len(pairs.target.tokens)
+    assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+    assert trainer.evaluate("newstest") == {}
+
+
+@pytest.fixture
+def trained_model(how):
+    """A run with a train for its table that has learned some of its few words, and its folder."""
+    pytest.importorskip("sacrebleu")
+    row = settings(dim=32, heads=4, inner=64, steps=60, lr=0.01, schedule="constant", warm_up=0.1, batch=600, **TRAIN)
+    record = train(row, how(keep_model=True))
+    return record, how().out / "translation" / f"multi30k-{row.row}-0"
+
+
+def test_a_run_learns_tells_and_leaves_a_model_that_translates(trained_model):
+    record, folder = trained_model
+    json.dumps(record)
+    assert record["val_loss"] < math.log(280) / 3  # of the tokens alone
+    assert record["signature"] == signature()
+    for split in TASK.tests:
+        assert 0 <= record[f"{split}_BLEU"] <= 100
+    assert record["ratio"] == pytest.approx(280 * 32 / record["table_parameters"])
+
+    def translate(text, *options):
+        arguments = ["translation", "translate", "--checkpoint", str(folder), *options]
+        return CliRunner().invoke(app, arguments, input=text)
+
+    done = translate("a dog\n\nthe big man sees\n")
+    assert done.exit_code == 0, done.exception
+    lines = done.stdout.split("\n")
+    assert len(lines) == 4
+    assert lines[1] == lines[3] == ""
+    assert "translating" in done.stderr
+    assert translate("the big man sees", "--beam", "4").stdout.splitlines() == [lines[2]]
+    assert translate("").stdout == ""
+    assert "standard input, line 2: not UTF-8" in str(translate(b"a\n\xff\n").exception)
+    assert "standard input, line 2: a sentence of" in str(translate("a\n" + tiny.LONG).exception)
+
+    content = torch.load(folder / "model.pt", weights_only=True)
+    content["best"]["tokenizer"] = tensor_of(trained_tokenizer(["a dog"], 257))
+    torch.save(content, folder / "model.pt")
+    told = str(translate("a").exception)
+    assert "has a tokeniser of another vocabulary: it knows 257 tokens, and the model's table has 280 rows" in told
+    content["best"] = {}
+    torch.save(content, folder / "model.pt")
+    assert "has no model yet" in str(translate("a").exception)
+
+
+def tensor_of(tokenizer):
+    return torch.tensor(list(tokenizer.to_str().encode()), dtype=torch.uint8)
+
+
+def test_a_killed_run_goes_on_bit_for_bit_and_only_with_its_own_vocabulary(how, multi30k, tmp_path, monkeypatch):
+    pytest.importorskip("sacrebleu")
+    row, left, real = settings(dropout=0.1, validations=1, **TRAIN), [4], Training.step
+
+    def figures(record):
+        return [(epoch["train_loss"], epoch["val_loss"], epoch["val_BLEU"]) for epoch in record["epochs"]]
+
+    whole = figures(train(row, how(out=tmp_path / "whole")))
+
+    def step(self, batch):
+        if not left[0]:
+            raise KeyError
+        left[0] -= 1
+        return real(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "step", step)
+        with pytest.raises(KeyError):
+            train(row, how(checkpoint_steps=1))
+    untouched = (multi30k / "multi30k" / "train.en.gz").read_bytes()
+    tiny.change_lines(multi30k / "multi30k" / "train.en.gz", lambda lines: [line + b" zebra" for line in lines])
+    with pytest.raises(ExperimentError, match=r"was made with other data: .*'vocabulary': \[280, .* now "):
+        train(row, how(resume=True))
+    (multi30k / "multi30k" / "train.en.gz").write_bytes(untouched)
+    assert figures(train(row, how(resume=True))) == whole
+
+
+@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this build of torch has no gloo")
+@pytest.mark.parametrize(
+    "more", [("--accumulate", "2"), pytest.param(("--fsdp",), marks=pytest.mark.slow)], ids=["ddp", "fsdp"]
+)
+def test_two_processes_train_and_translate_as_one_does(multi30k, how, tmp_path, more):
+    pytest.importorskip("sacrebleu")
+    named = {"dataset": "multi30k", "row": "tiny", **TRAIN}
+    config = tiny.row(tmp_path / "row.toml", "", **{**SIZE, **named})
+    one = train(configured(TASK, str(config), {}), how())
+    places = ("--data", multi30k, "--out", tmp_path / "two", "--results", tmp_path / "two")
+    code, _, told = run("translation", "--config", config, *places, *more, before=TORCHRUN)
+    assert code == 0, told
+    (two,) = results(tmp_path / "two", "translation.jsonl")
+    assert (two["processes"], two["total_parameters"]) == (2, one["total_parameters"])
+    assert two["test_loss"] == pytest.approx(one["test_loss"], rel=1e-4)
+    assert two["test_BLEU"] == pytest.approx(one["test_BLEU"], abs=1e-6)
+    for mine, theirs in zip(one["epochs"], two["epochs"], strict=True):
+        for name in ("train_loss", "val_loss", "gradient_norm"):
+            assert theirs[name] == pytest.approx(mine[name], rel=1e-3)
