@@ -226,7 +226,9 @@ class Training:
 
     def save(self, checkpoints: Checkpoints) -> None:
         """Everything the rest of the run depends on. All processes take part; the first one writes."""
-        mine = [(torch.get_rng_state(), torch.cuda.get_rng_state_all(), self.carried)]
+        device = self.accelerator.device
+        of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        mine = [(torch.get_rng_state(), of_device, self.carried)]
         of_all = gather_object(mine) if self.processes > 1 else mine
         self.state.total = time.perf_counter() - self.begun
         content = {
@@ -257,9 +259,10 @@ class Training:
             self.load_model(content["model"])
             self.optimizer.load_state_dict(content["optimizer"])
         self.scheduler.load_state_dict(content["scheduler"])
-        processor, devices, self.carried = content["processes"][self.accelerator.process_index]
-        torch.set_rng_state(processor)
-        torch.cuda.set_rng_state_all(devices)
+        of_processor, of_device, self.carried = content["processes"][self.accelerator.process_index]
+        torch.set_rng_state(of_processor)
+        if of_device is not None:
+            torch.cuda.set_rng_state(of_device, self.accelerator.device)
         if hasattr(self.source, "load_state_dict"):
             self.source.load_state_dict(content["source"])
         self.state, self.best = State(**content["state"]), content["best"]
