@@ -14,7 +14,6 @@ from tensorbed.printable import shortened
 Shape = tuple[tuple[int, ...], tuple[int, ...]]
 
 MAX_PADDING = 0.05
-MAX_IMBALANCE = 2
 # The rank at which parameters are counted: ends cost R, inner cores R^2, so the inner ones get the small factors.
 _REFERENCE_RANK = 16
 # A few milliseconds of searching.
