@@ -1,7 +1,5 @@
 """What bands, hot rows and permuted tables are made of, what they refuse, and how indices are split between parts."""
 
-import pickle
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -296,32 +294,6 @@ def test_parts_that_are_trained_for_their_codes_are_packed(format, tmp_path):
 def test_what_has_no_part_to_pack_says_so():
     with pytest.raises(ValueError, match="a bands is trained as it is stored: there is nothing to pack"):
         tb.Embedding(60, 12, tb.Bands()).packed()
-
-
-def test_an_order_is_held_once():
-    layer = tb.Embedding(10_000, 4, tb.Permuted(tb.LowRank(rank=1), order=torch.randperm(10_000)))
-    assert len(pickle.dumps(layer)) < 1.2 * layer.structure.bytes(torch.float32)
-    places = layer.places.clone()
-    layer.reset_parameters()
-    assert torch.equal(layer.places, places)
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_states_whose_order_is_none_are_refused(nested):
-    permuted = tb.Permuted(tb.LowRank(rank=2), order=torch.randperm(20))
-    layer = (
-        tb.Embedding(40, 6, tb.Bands(((20, permuted), (None, tb.Dense())))) if nested else tb.Embedding(20, 6, permuted)
-    )
-    name = "band_0_places" if nested else "places"
-    before = {key: tensor.clone() for key, tensor in layer.state_dict().items()}
-    state = {key: torch.ones_like(tensor) for key, tensor in before.items()}
-    with pytest.raises(RuntimeError, match="places holds 1 more than once; a permutation holds each row once"):
-        layer.load_state_dict(state)
-    with pytest.raises(RuntimeError, match="places holds 1 more than once"):
-        torch.nn.Sequential(layer).load_state_dict({f"0.{name}": state[name]}, strict=False)
-    assert all(torch.equal(tensor, before[key]) for key, tensor in layer.state_dict().items())
-    layer.load_state_dict({**state, name: before[name].flip(0).long()})
-    assert torch.equal(getattr(layer, name), before[name].flip(0))
 
 
 # Compositions in compositions, and formats around them.

@@ -1,0 +1,84 @@
+"""The order of a permuted table: held once, kept when the table is drawn anew, and refused where it is none."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+import tensorbed as tb
+
+
+def shuffled_layer(seed, kind=tb.Embedding, **options):
+    order = torch.randperm(10_000, generator=torch.Generator().manual_seed(seed))
+    sizes = (4, 10_000) if kind is tb.Head else (10_000, 4)
+    return kind(*sizes, tb.Permuted(tb.LowRank(rank=1), order=order), **options)
+
+
+def loaded(layer, assign):
+    layer.load_state_dict(shuffled_layer(1).state_dict(), assign=assign)
+    return layer
+
+
+def tied(layer, source):
+    layer.share(source)
+    return layer
+
+
+def drawn(layer):
+    """In memory that nobody wrote."""
+    layer.to_empty(device="cpu")
+    layer.reset_parameters()
+    return layer
+
+
+REPLACED = {  # what may happen to the tensors of a layer, and whose order it has then
+    "born": (lambda layer: layer, 0),
+    "born on meta": (lambda layer: drawn(shuffled_layer(0, device="meta")), 0),
+    "copied": (copy.deepcopy, 0),
+    "loaded": (lambda layer: loaded(layer, assign=False), 1),
+    "assigned": (lambda layer: loaded(layer, assign=True), 1),
+    "assigned to meta": (lambda layer: loaded(shuffled_layer(0, device="meta"), assign=True), 1),
+    "moved": (lambda layer: layer._apply(torch.clone), 0),
+    "emptied": (drawn, 0),
+    "sent to meta": (lambda layer: drawn(layer.to("meta")), 0),
+    "tied": (lambda layer: tied(layer, shuffled_layer(1)), 1),
+    "tied to meta": (lambda layer: drawn(tied(layer, shuffled_layer(1, device="meta"))), 1),
+}
+
+
+@pytest.mark.parametrize("replaced", REPLACED)
+def test_an_order_is_held_once(replaced):
+    """In the buffer, wherever that came from; a table drawn anew has it still."""
+    replace, seed = REPLACED[replaced]
+    layer, expected = replace(shuffled_layer(0)), shuffled_layer(seed).places
+    for _ in range(2):
+        assert len(pickle.dumps(layer)) < 1.2 * layer.structure.bytes(torch.float32)
+        assert torch.equal(layer.places, expected)
+        layer.reset_parameters()
+
+
+def test_a_tied_head_drawn_anew_leaves_the_order_of_its_table():
+    embedding, head = shuffled_layer(0), shuffled_layer(1, tb.Head)
+    head.share(embedding)
+    head.reset_parameters()
+    assert head.places is embedding.places
+    assert torch.equal(embedding.places, shuffled_layer(0).places)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_states_whose_order_is_no_permutation_are_refused(nested):
+    permuted = tb.Permuted(tb.LowRank(rank=2), order=torch.randperm(20))
+    layer = (
+        tb.Embedding(40, 6, tb.Bands(((20, permuted), (None, tb.Dense())))) if nested else tb.Embedding(20, 6, permuted)
+    )
+    name = "band_0_places" if nested else "places"
+    before = {key: tensor.clone() for key, tensor in layer.state_dict().items()}
+    state = {key: torch.ones_like(tensor) for key, tensor in before.items()}
+    with pytest.raises(RuntimeError, match="places holds 1 more than once; a permutation holds each row once"):
+        layer.load_state_dict(state)
+    with pytest.raises(RuntimeError, match="places holds 1 more than once"):
+        torch.nn.Sequential(layer).load_state_dict({f"0.{name}": state[name]}, strict=False)
+    assert all(torch.equal(tensor, before[key]) for key, tensor in layer.state_dict().items())
+    layer.load_state_dict({**state, name: before[name].flip(0).long()})
+    assert torch.equal(getattr(layer, name), before[name].flip(0))
