@@ -8,6 +8,8 @@ import torch
 
 import tensorbed as tb
 
+LR, ORDER = tb.LowRank(rank=2), torch.arange(20).flip(0)
+
 
 def shuffled_layer(seed, kind=tb.Embedding, **options):
     order = torch.randperm(10_000, generator=torch.Generator().manual_seed(seed))
@@ -82,3 +84,23 @@ def test_states_whose_order_is_no_permutation_are_refused(nested):
     assert all(torch.equal(tensor, before[key]) for key, tensor in layer.state_dict().items())
     layer.load_state_dict({**state, name: before[name].flip(0).long()})
     assert torch.equal(getattr(layer, name), before[name].flip(0))
+
+
+@pytest.mark.parametrize("format", [tb.Permuted(LR, ORDER), tb.StraightThrough(tb.Permuted(LR, ORDER))], ids=repr)
+def test_an_order_is_checked_whatever_holds_the_other_tensors(format):
+    """They may be on the meta device, or sharded."""
+    layer = tb.Embedding(20, 6, format, device="meta")
+    with pytest.raises(RuntimeError, match="places holds 0 more than once"):
+        layer.load_state_dict({"places": torch.zeros(20, dtype=torch.int32)}, strict=False, assign=True)
+    assert layer.places.is_meta
+    layer.load_state_dict({"places": ORDER.int()}, strict=False, assign=True)
+    assert torch.equal(layer.places, ORDER)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("assign", [False, True])
+def test_an_order_of_floats_is_refused(device, assign):
+    layer = tb.Embedding(20, 6, tb.Permuted(LR, ORDER), device=device)
+    with pytest.raises(RuntimeError, match=r"places is torch.float32, and holds whole numbers: give it as torch.int32"):
+        layer.load_state_dict({"places": ORDER + 0.5}, strict=False, assign=assign)
+    assert layer.places.dtype == torch.int32

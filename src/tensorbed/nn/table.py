@@ -175,9 +175,7 @@ class StructuredTable(nn.Module):
         # Half precisions are drawn in single, so that rounding does not bend the scale.
         half = (torch.float16, torch.bfloat16)
         drawn = {name: t.float() if t.dtype in half else t for name, t in params.items()}
-        for name, constant in self._constants.items():
-            if constant is not None:
-                drawn[name].copy_(constant)
+        drawn |= {name: held.to(drawn[name].device) for name, held in self._constants.items() if held is not None}
         self.structure.initialise(drawn, std)
         for name, tensor in params.items():
             tensor.copy_(drawn[name])
@@ -289,7 +287,6 @@ class StructuredTable(nn.Module):
         self._settle(before)
         return self
 
-    @torch.no_grad()
     def _keep_constants(self, before: Mapping[str, Tensor | None]) -> None:
         """After a move, which may have left nothing but empty memory: constants cannot be drawn anew."""
         for name, constant in self._constants.items():
@@ -352,17 +349,21 @@ class StructuredTable(nn.Module):
             args[-1].append(f"{prefix.removesuffix('.') or type(self).__name__}: {error}")
             return
         super()._load_from_state_dict(state_dict, prefix, *args)
-        for name in self._constants:
-            if prefix + name in state_dict and not args[-1] and not getattr(self, name).is_meta:
+        for name in self._constants if not args[-1] else ():
+            if prefix + name in state_dict and not getattr(self, name).is_meta:
                 self._constants[name] = None
         self._settle(before)  # tensors may have been assigned and not copied into
 
     def _check_state(self, state_dict: Mapping[str, Any], prefix: str) -> None:
         """``ValueError`` for numbers that no table of this structure has; shapes are torch's to refuse."""
-        specs, own = self.structure.tensors(), self.params()
-        state = {spec.name: state_dict.get(prefix + spec.name, own[spec.name]) for spec in specs}
-        plain = all(type(t) in (Tensor, nn.Parameter) and not t.is_meta for t in state.values())
-        if plain and all(state[spec.name].shape == spec.shape for spec in specs):
+        state, readable = {}, True
+        for spec in self.structure.tensors():
+            if spec.dtype is not None:
+                given = state[spec.name] = state_dict.get(prefix + spec.name, getattr(self, spec.name))
+                if torch.is_tensor(given) and not torch.can_cast(given.dtype, spec.dtype):
+                    raise ValueError(f"{spec.name} is {given.dtype}, and holds whole numbers: give it as {spec.dtype}.")
+                readable &= type(given) in (Tensor, nn.Parameter) and not given.is_meta and given.shape == spec.shape
+        if readable:
             self.structure.check_values(state)
 
 

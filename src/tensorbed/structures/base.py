@@ -198,7 +198,10 @@ class Structure(ABC):
         return self.lookup(p, torch.arange(start, stop, device=next(iter(p.values())).device), impl)
 
     def check_values(self, p: Params) -> None:  # noqa: B027
-        """``ValueError`` for tensors of the right shapes and dtypes that no table of this structure has."""
+        """``ValueError`` for tensors of the right shapes and dtypes that no table of this structure has.
+
+        Floats of the layer's dtype may all be; the others alone are sure to be given.
+        """
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         """Draw the tensors in place so that the table's entries have mean 0 and exactly this standard deviation."""

@@ -121,8 +121,8 @@ class ComposedMatrix(Structure):
 
     def check_values(self, p: Params) -> None:
         self.check_own(p)
-        for part, tensors in self.with_tensors(p):
-            part.check_values(tensors)
+        for part, names in zip(self.parts, self.names, strict=True):
+            part.check_values({name: p[known] for name, known in names.items() if known in p})
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         """Each part with this standard deviation. Where rows are is not drawn: those tensors have their values."""
