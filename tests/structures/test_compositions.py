@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorbed as tb
 from tensorbed.backends import native
@@ -294,6 +295,44 @@ def test_parts_that_are_trained_for_their_codes_are_packed(format, tmp_path):
 def test_what_has_no_part_to_pack_says_so():
     with pytest.raises(ValueError, match="a bands is trained as it is stored: there is nothing to pack"):
         tb.Embedding(60, 12, tb.Bands()).packed()
+
+
+class Operators(TorchDispatchMode):
+    """The names of the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+INT8 = tb.QuantizedRows()
+LARGE = {  # a format, and how often equal rows are looked for in a large batch of its rows
+    "bands": (tb.Bands(((20, tb.Dense()), (None, LR))), 1),
+    "rounded": (tb.StraightThrough(), 1),
+    "bands of rounded rows": (tb.Bands(((20, tb.StraightThrough()), (None, tb.StraightThrough(bits=4)))), 1),
+    "bands of codes": (tb.Bands(((20, INT8), (None, INT8))), 0 if native.available else 1),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_equal_rows_of_a_large_batch_are_looked_for_once(name):
+    """Not by each part again, nor for bags, which look themselves, nor where the kernels write all rows at once."""
+    format, times = LARGE[name]
+    table, index = normal(60, 512).float(), torch.arange(4800) % 60
+    embedding = tb.Embedding.from_pretrained(table, format)
+    with Operators() as ran:
+        rows = embedding(index)
+    assert ran.names.count("_unique2") == times
+    torch.testing.assert_close(rows, embedding.weight[index])
+    wide = normal(4800, 512).float()
+    bag = tb.EmbeddingBag.from_pretrained(wide, format, mode="sum")
+    with Operators() as ran:
+        bag(torch.arange(4800).view(-1, 2))
+    assert ran.names.count("_unique2") == 1
 
 
 # Compositions in compositions, and formats around them.

@@ -48,17 +48,23 @@ class Located:
         pieces = both.split(counts * 2)
         return list(map(Share, pieces[: len(counts)], pieces[len(counts) :]))
 
-    def fill(self, out: Tensor, parts: Iterable[Any]) -> bool:  # (n, cols)
-        """Write all rows in one call, if the kernels decode every part; ``parts`` are what those are made of."""
+    def fill(self, out: Tensor, codes: Sequence[Coded]) -> bool:  # (n, cols)
+        """Write all rows of :func:`all_codes` in one call, if it is the kernels that keep the batch."""
         if isinstance(self._rows, Sequence):
             return False
-        handles = []
-        for part in parts:
-            if not isinstance(part, Coded) or not part.fills(out):
-                return False
-            handles.append(part.handle())
+        handles = [part.handle() for part in codes]
         self._rows.rows(TYPES[out.dtype], handles, out.data_ptr(), torch.get_num_threads())
         return True
+
+
+def all_codes(makings: Iterable[Any], dtype: torch.dtype, cols: int) -> list[Coded] | None:
+    """What parts are made of, if the kernels decode every one of them into rows of this dtype."""
+    codes = []
+    for making in makings:
+        if not isinstance(making, Coded) or not making.fills(dtype, cols):
+            return None
+        codes.append(making)
+    return codes
 
 
 def located_by_ends(index: Tensor, ends: Sequence[int]) -> Located:  # (n,)
@@ -71,7 +77,9 @@ def located_by_ends(index: Tensor, ends: Sequence[int]) -> Located:  # (n,)
     index = check_range(index, ends[-1])
     part = torch.bucketize(index.contiguous(), torch.tensor(ends, device=index.device), right=True)
     places = [(part == k).nonzero()[:, 0] for k in range(len(ends))]
-    return Located([Share(index.index_select(0, at) - first, at) for first, at in zip(firsts, places, strict=True)])
+    return Located(
+        [Share(index.index_select(0, at) - first, at) for first, at in zip(firsts, places, strict=True)]
+    )
 
 
 def located_by_places(index: Tensor, places: Tensor, rows: int) -> Located:  # (n,), (hot rows,)
@@ -85,7 +93,9 @@ def located_by_places(index: Tensor, places: Tensor, rows: int) -> Located:  # (
     before = torch.searchsorted(places, index.contiguous())
     is_hot = places.index_select(0, before.clamp_max(places.shape[0] - 1)) == index
     hot, rest = is_hot.nonzero()[:, 0], is_hot.logical_not().nonzero()[:, 0]
-    return Located([Share(before.index_select(0, hot), hot), Share((index - before).index_select(0, rest), rest)])
+    return Located(
+        [Share(before.index_select(0, hot), hot), Share((index - before).index_select(0, rest), rest)]
+    )
 
 
 def put_together(out: Tensor, places: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:  # (n, cols) each

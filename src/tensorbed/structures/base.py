@@ -236,11 +236,13 @@ def rounded(made: Tensor, p: Params) -> Tensor:
 def each_once(
     rows_of: Callable[[Tensor], Tensor], index: Tensor, cols: int, dtype: torch.dtype
 ) -> Tensor:  # (n,) -> (n, cols)
-    """Eagerly: what ``rows_of`` makes, where it would not stay in the cache of equal indices one row.
+    """Rows of equal indices are made once, where the batch would not stay in the cache. For eager calls.
 
     Not in half precision, in which torch would add up the gradients of equal indices.
     """
     if index.shape[0] * cols <= _CACHED or dtype.itemsize < 4:
+        return rows_of(index)
+    if bool((index[1:] > index[:-1]).all()):  # none is equal to another: bags and tables around this one ask so
         return rows_of(index)
     unique, place = torch.unique(index, return_inverse=True)
     return F.embedding(place, rows_of(unique))

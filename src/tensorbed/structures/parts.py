@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.parts import Located, put_together
+from tensorbed.backends.parts import Located, all_codes, put_together
 from tensorbed.backends.scores.scoring import JoinedScores, Scoring, joined_scorings
 from tensorbed.structures.base import Params, Structure, TensorSpec, each_once
 from tensorbed.structures.explanation import Explanation
@@ -87,19 +87,25 @@ class ComposedMatrix(Structure):
 
     def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """By the kernels of the parts: one call where all parts are codes, else each into its rows of one output."""
-        if len(self.parts) == 1:
-            ((part, tensors),), ((ids, _),) = self.with_tensors(p), self.located(p, index).split()
+        parts = self.with_tensors(p)
+        if len(parts) == 1:
+            ((part, tensors),), ((ids, _),) = parts, self.located(p, index).split()
             return part.lookup(tensors, ids)
         dtype = next(tensor.dtype for tensor in p.values() if tensor.is_floating_point())
+        codes = all_codes((part.made_of(own) for part, own in parts), dtype, self.cols)
+        if codes is not None:
+            out = self._empty_rows(index, dtype)
+            if self.located(p, index).fill(out, codes):
+                return out
         return each_once(partial(self._joined_rows, p, dtype), index, self.cols, dtype)
 
-    def _joined_rows(self, p: Params, dtype: torch.dtype, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+    def _empty_rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:  # (n,) -> (n, cols)
         # Before all that is smaller: allocators then have the memory of the last batch's rows for it, and no new pages.
-        out = torch.empty(index.shape[0], self.cols, dtype=dtype, device=index.device)
-        parts, located = self.with_tensors(p), self.located(p, index)
-        if located.fill(out, (part.made_of(own) for part, own in parts)):
-            return out
-        pairs = zip(parts, located.split(), strict=True)
+        return torch.empty(index.shape[0], self.cols, dtype=dtype, device=index.device)
+
+    def _joined_rows(self, p: Params, dtype: torch.dtype, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        out = self._empty_rows(index, dtype)
+        pairs = zip(self.with_tensors(p), self.located(p, index).split(), strict=True)
         # Parts that train and have no row here are asked for none: as rows of torch.nn.Embedding that nobody looks up
         # they have a gradient of zeros, for which DistributedDataParallel waits.
         asked = [(part, own, ids, at) for (part, own), (ids, at) in pairs if ids.shape[0] or _trains(own)]
