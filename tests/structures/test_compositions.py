@@ -335,6 +335,16 @@ def test_equal_rows_of_a_large_batch_are_looked_for_once(name):
     assert ran.names.count("_unique2") == 1
 
 
+def test_no_gradient_is_gathered_for_frozen_parts():
+    layer = tb.Embedding(60, 12, tb.Bands(((20, tb.Dense()), (40, tb.Dense()), (None, tb.Dense()))))
+    layer.band_0_table.requires_grad_(False)
+    rows = layer(torch.arange(60))
+    with Operators() as ran:
+        rows.backward(normal(60, 12).float())
+    assert ran.names.count("index_select") == 2
+    torch.testing.assert_close(layer.band_2_table.grad, normal(60, 12).float()[40:])
+
+
 # Compositions in compositions, and formats around them.
 NESTED = {
     "bands, permuted": tb.Permuted(

@@ -119,7 +119,9 @@ class _PutTogether(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         places = ctx.saved_tensors
-        return None, *(None for _ in places), *(grad.index_select(0, at) for at in places)
+        trained = ctx.needs_input_grad[1 + len(places) :]
+        grads = (grad.index_select(0, at) if wanted else None for at, wanted in zip(places, trained, strict=True))
+        return None, *(None for _ in places), *grads
 
 
 def _readable(*tensors: Tensor) -> bool:
