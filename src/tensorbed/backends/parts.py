@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tensorbed import _native
 
 
-class Share(NamedTuple):
-    """What is asked of one part.
+class AskedOfPart(NamedTuple):
+    """Which rows are asked of one part.
 
     Shape:
         - ids: ``(m,)``, its rows
@@ -36,17 +36,17 @@ class Share(NamedTuple):
 class Located:
     """A batch of ``count`` indices as the kernels keep it, or what is asked of each part as PyTorch has found it."""
 
-    def __init__(self, rows: _native.Located | Sequence[Share], count: int = 0) -> None:
+    def __init__(self, rows: _native.Located | Sequence[AskedOfPart], count: int = 0) -> None:
         self._rows, self._count = rows, count
 
-    def split(self) -> Sequence[Share]:
+    def split(self) -> Sequence[AskedOfPart]:
         """What is asked of each part."""
         if isinstance(self._rows, Sequence):
             return self._rows
         both = torch.empty(2 * self._count, dtype=torch.int64, device="cpu")  # each tensor takes a microsecond
         counts = self._rows.split(both.data_ptr(), both.data_ptr() + self._count * both.itemsize)
         pieces = both.split(counts * 2)
-        return list(map(Share, pieces[: len(counts)], pieces[len(counts) :]))
+        return list(map(AskedOfPart, pieces[: len(counts)], pieces[len(counts) :]))
 
     def fill(self, out: Tensor, codes: Sequence[Coded]) -> bool:  # (n, cols)
         """Write all rows of :func:`all_codes` in one call, if it is the kernels that keep the batch."""
@@ -78,7 +78,7 @@ def located_by_ends(index: Tensor, ends: Sequence[int]) -> Located:  # (n,)
     part = torch.bucketize(index.contiguous(), torch.tensor(ends, device=index.device), right=True)
     places = [(part == k).nonzero()[:, 0] for k in range(len(ends))]
     return Located(
-        [Share(index.index_select(0, at) - first, at) for first, at in zip(firsts, places, strict=True)]
+        [AskedOfPart(index.index_select(0, at) - first, at) for first, at in zip(firsts, places, strict=True)]
     )
 
 
@@ -94,7 +94,7 @@ def located_by_places(index: Tensor, places: Tensor, rows: int) -> Located:  # (
     is_hot = places.index_select(0, before.clamp_max(places.shape[0] - 1)) == index
     hot, rest = is_hot.nonzero()[:, 0], is_hot.logical_not().nonzero()[:, 0]
     return Located(
-        [Share(before.index_select(0, hot), hot), Share((index - before).index_select(0, rest), rest)]
+        [AskedOfPart(before.index_select(0, hot), hot), AskedOfPart((index - before).index_select(0, rest), rest)]
     )
 
 

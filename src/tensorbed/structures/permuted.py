@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.parts import Located, Share
+from tensorbed.backends.parts import AskedOfPart, Located
 from tensorbed.decompose.clusters import clustered
 from tensorbed.structures.base import Params, Structure, TensorSpec
 from tensorbed.structures.formats import Budget, Fit, Format, Use, require_format
@@ -51,7 +51,7 @@ class PermutedMatrix(ComposedMatrix):
 
     def located(self, p: Params, index: Tensor) -> Located:  # (n,)
         everywhere = torch.arange(index.shape[0], device=index.device)
-        return Located([Share(p["places"].index_select(0, index).long(), everywhere)])
+        return Located([AskedOfPart(p["places"].index_select(0, index).long(), everywhere)])
 
     def scored_rows(self, own: Sequence[Tensor]) -> Tensor:  # -> (rows,)
         return _inverse(own[0].long())
