@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import tensorbed as tb
+from tensorbed.backends import native
+from tensorbed.backends.native import chains
 
 LR, ORDER = tb.LowRank(rank=2), torch.arange(20).flip(0)
 
@@ -104,3 +106,35 @@ def test_an_order_of_floats_is_refused(device, assign):
     with pytest.raises(RuntimeError, match=r"places is torch.float32, and holds whole numbers: give it as torch.int32"):
         layer.load_state_dict({"places": ORDER + 0.5}, strict=False, assign=assign)
     assert layer.places.dtype == torch.int32
+
+
+@pytest.mark.skipif(not native.available, reason="there are no compiled kernels")
+@pytest.mark.parametrize("by_name", [False, True])
+def test_permuted_tables_of_a_collection_take_one_call_of_the_kernels(by_name, monkeypatch):
+    """And say of an id outside which table and which bound it is."""
+    sizes = {"a": 20, "b": 30, "c": 50}
+    tables = {
+        name: tb.EmbeddingBag(rows, 6, tb.Permuted(LR, torch.randperm(rows)), mode="sum", padding_idx=1)
+        for name, rows in sizes.items()
+    }
+    fields, calls = tb.EmbeddingBagCollection(tables), []
+    monkeypatch.setattr(chains, "compute", lambda *given, made=chains.compute: calls.append(1) or made(*given))
+    ids = torch.arange(20)[:, None].expand(20, 3)
+    _, split = fields({name: ids[:, [k]] for k, name in enumerate(sizes)} if by_name else ids)
+    assert len(calls) == 1
+    assert split["a"][1].count_nonzero() == 0
+    for name, rows in split.items():
+        torch.testing.assert_close(rows, tables[name].weight[:20])
+    outside = {"a": ids[:, [0]], "b": ids[:, [1]] + 11, "c": ids[:, [2]]}
+    with pytest.raises(IndexError, match=r"b: index 30 .* table of 30 rows \(valid: 0 to 29\)"):
+        fields(outside if by_name else torch.cat(list(outside.values()), 1))
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("format", [LR, tb.Dense(), tb.QuantizedRows()], ids=repr)
+def test_an_order_damaged_in_memory_reads_nothing_outside(format):
+    layer = tb.Embedding.from_pretrained(torch.randn(20, 6), tb.Permuted(format, ORDER))
+    layer.places[3] = 2**30
+    for index in (torch.arange(20), torch.tensor([3])):
+        with pytest.raises(IndexError, match="1073741824"):
+            layer(index)

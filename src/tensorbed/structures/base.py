@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tensorbed.backends.scores.scoring import Cost, RowScores, Scoring
 from tensorbed.checks import require_positive
-from tensorbed.dispatch import BACKENDS, Asked, World, chosen, working_dtype, world_of
+from tensorbed.dispatch import BACKENDS, Asked, World, chosen, handed_on, working_dtype, world_of
 from tensorbed.structures.explanation import Explanation
 
 Params = Mapping[str, Tensor]
@@ -56,6 +56,7 @@ class Structure(ABC):
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
     making: ClassVar[type | None] = None  # of what :meth:`made_of` returns
     packs: ClassVar[bool] = False  # whether it has ``packed``: what is stored when training is over is another kind
+    hands_on: ClassVar[bool] = False  # whether it has ``handed_on``: eagerly rows are asked of another table instead
     refuses_rows: ClassVar[bool] = False  # whether :meth:`eager_rows` itself refuses indices outside the table
     takes_half: ClassVar[bool] = False  # whether take, full and block are given half precision, and round it once
 
@@ -133,7 +134,8 @@ class Structure(ABC):
         self, p: Params, index: Tensor, impl: str = "auto", world: World | None = None
     ) -> Tensor:  # (n,) -> (n, cols)
         """Rows by the named backend, one of :attr:`impls`; in half precision rounded once."""
-        asked, world = Asked(self, p, self.made_of(p), index, impl), world or world_of(index)
+        world = world or world_of(index)
+        asked = handed_on(Asked(self, p, self.made_of(p), index, impl), world)
         return chosen(asked, world).compute([asked], world)
 
     def made_of(self, p: Params) -> Any:

@@ -88,9 +88,6 @@ class ComposedMatrix(Structure):
     def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """By the kernels of the parts: one call where all parts are codes, else each into its rows of one output."""
         parts = self.with_tensors(p)
-        if len(parts) == 1:
-            ((part, tensors),), ((ids, _),) = parts, self.located(p, index).split()
-            return part.lookup(tensors, ids)
         dtype = next(tensor.dtype for tensor in p.values() if tensor.is_floating_point())
         codes = all_codes((part.made_of(own) for part, own in parts), dtype, self.cols)
         if codes is not None:
