@@ -67,7 +67,7 @@ class StraightThroughMatrix(DenseMatrix):
     def read(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:  # (n, cols) -> (n, cols)
         """Rows as their codes say, differentiable; in another dtype from the same codes, steps and scales."""
         shares, steps, scale = self._shares(rows)
-        codes = self._codes(shares.detach())
+        codes = shares.detach().round().clamp(-self.stored.reach, self.stored.reach - 1)
         # The difference of a number and its code is exact, and so is what it is added to.
         return self.stored.made(shares + (codes - shares.detach()), steps, scale.to(dtype or scale.dtype))
 
@@ -89,20 +89,22 @@ class StraightThroughMatrix(DenseMatrix):
         return wide / torch.where(width == 0, 1, width), steps, scale
 
     def _codes(self, shares: Tensor) -> Tensor:  # (n, cols) -> (n, cols)
-        """Whole numbers as floats; a zero has no sign."""
-        return shares.round().clamp(-self.stored.reach, self.stored.reach - 1).add_(0)
+        """Whole numbers as floats, in place; a zero has no sign."""
+        return shares.round_().clamp_(-self.stored.reach, self.stored.reach - 1).add_(0)
 
     def _steps(self, rows: Tensor) -> tuple[Tensor | None, Tensor]:  # (n, cols) -> (n, groups), (n, 1)
         """The larger side of a group has the code that reaches further, so that steps have a sign.
 
         Groups of zeros have a step as well, and rows of zeros a scale: their gradients pass too.
         """
+        if self.group >= self.cols:
+            low, high = rows.aminmax(dim=1, keepdim=True)
+            most = torch.where(high >= -low, -high, -low)
+            return None, torch.where(most == 0, 1, most)
         groups = F.pad(rows, (0, -self.cols % self.group)) if self.cols % self.group else rows
         low, high = groups.unflatten(1, (-1, self.group)).aminmax(dim=2)
         top, sign = torch.maximum(high, -low), torch.where(high >= -low, -1, 1).to(rows.dtype)
         most = top.amax(1, keepdim=True)
-        if self.group >= self.cols:
-            return None, torch.where(most == 0, 1, most * sign)
         most = torch.where(most == 0, 1, most)
         steps = (top / most * (STEPS - 1)).round().clamp_min(1) * sign
         return steps, most * (STEPS / (STEPS - 1))
