@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tensorbed.backends.parts import Located, all_codes, put_together
 from tensorbed.backends.scores.scoring import JoinedScores, Scoring, joined_scorings
+from tensorbed.dispatch import World
 from tensorbed.structures.base import Params, Structure, TensorSpec, each_once
 from tensorbed.structures.explanation import Explanation
 from tensorbed.structures.formats import Budget, Fit, Format, Use, fitted
@@ -108,12 +109,12 @@ class ComposedMatrix(Structure):
         asked = [(part, own, ids, at) for (part, own), (ids, at) in pairs if ids.shape[0] or _trains(own)]
         if len(asked) == 1:
             part, tensors, ids, _ = asked[0]
-            return part.lookup(tensors, ids)
+            return part.lookup(tensors, ids, world=World.EAGER)
         if any(_trains(own) for _, own, _, _ in asked):
-            rows = [part.lookup(own, ids) for part, own, ids, _ in asked]
+            rows = [part.lookup(own, ids, world=World.EAGER) for part, own, ids, _ in asked]
             return put_together(out, [at for _, _, _, at in asked], rows)
         for part, tensors, ids, at in asked:
-            out.index_copy_(0, at, part.lookup(tensors, ids))
+            out.index_copy_(0, at, part.lookup(tensors, ids, world=World.EAGER))
         return out
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
