@@ -17,7 +17,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile", *(ROOT / "docs").glob("*.md")]
 SOURCES = [file for folder in ("src", "experiments", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
 # Modules whose package has another name.
-PACKAGES = {"tltorch": "tensorly-torch", "pytorch_optimizer": "pytorch-optimizer"}
+PACKAGES = {"tltorch": "tensorly-torch", "pytorch_optimizer": "pytorch-optimizer", "ibis": "ibis-framework"}
 
 
 DEMO = ("experiments/__main__.py", "experiments/lab", "experiments/tasks/source_code")
