@@ -1,15 +1,29 @@
 """The model of clicks, its rows from Parquet, and runs of the task."""
 
 import pytest
+import small_files as tiny
 import torch
+from laboratory import run as run_command
 
 pytest.importorskip("accelerate")
 pytest.importorskip("ibis")
+pytest.importorskip("torchmetrics")
+
+import pyarrow.parquet as pq
 
 import tensorbed as tb
 from benchmarks.workloads import CRITEO
+from experiments.lab.errors import ExperimentError
+from experiments.lab.rows import configured, row_names
+from experiments.lab.settings import How
+from experiments.lab.task import find
+from experiments.lab.training import Training, train
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings, format_of
+from experiments.tasks.click_through.prepare import Preparation
+from experiments.tasks.click_through.prepared import Prepared, parquet_file
+from experiments.tasks.click_through.task import area_under_curve
 
+TASK = find("click_through")
 SIZES = {"user": 5000, "book": 3000, "year": 30}
 
 
@@ -74,3 +88,127 @@ def test_scores_are_those_of_layers_over_rows_side_by_side(interaction):
         hidden = (hidden @ layer.weight.T + layer.bias).clamp_min(0)
     expected = hidden @ linear[-1].weight[0] + linear[-1].bias
     torch.testing.assert_close(model(ids), expected)
+
+
+# Rows from Parquet
+
+
+@pytest.fixture(scope="module")
+def criteo(tmp_path_factory):
+    """Prepared rows, 480 for training in groups of 64."""
+    folder = tmp_path_factory.mktemp("clicks")
+    (folder / "raw.txt").write_text("\n".join(tiny.criteo_rows()))
+    prepared = Preparation(str(folder / "raw.txt"), folder / "out", least=1).run()
+    rows = prepared.file("train").read()  # DuckDB has at least 2,048 in a group
+    pq.write_table(rows, parquet_file(folder / "out", "train"), row_group_size=64)
+    return prepared
+
+
+def listed(batches):
+    return [tuple(row) for batch in batches for row in torch.cat([batch["labels"][:, None], batch["ids"]], 1).tolist()]
+
+
+def test_every_row_comes_once_an_epoch_in_another_order_each_time(criteo):
+    source = criteo.training(settings(batch=50, epochs=3, window=3))
+    batches = list(source.batches())
+    assert [batch.rows for batch in batches] == ([50] * 9 + [30]) * 3
+    assert source.ends == tuple(range(1, 31))
+    of_file = listed(criteo.in_order(settings(batch=37), "train"))
+    epochs = [listed(batches[10 * k : 10 * k + 10]) for k in range(3)]
+    assert all(sorted(epoch) == sorted(of_file) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in [*epochs, of_file]}) == 4
+    read = criteo.file("train").read().to_pylist()
+    assert of_file == [tuple(map(float, row.values())) for row in read]
+
+
+@pytest.mark.parametrize(("window", "most"), [(1, None), (3, None), (3, 200), (100, None)])
+def test_a_stream_goes_on_from_any_step(criteo, window, most):
+    options = settings(batch=50, epochs=2, window=window, rows=most)
+    whole = [listed([batch]) for batch in criteo.training(options).batches()]
+    assert sum(map(len, whole)) == 2 * (most or 480)
+    for start in range(len(whole)):
+        rest = criteo.training(options).batches(start)
+        assert [listed([batch]) for batch in rest] == whole[start:]
+
+
+def test_windows_before_a_step_are_not_read(criteo, monkeypatch):
+    source = criteo.training(settings(batch=64, epochs=1, window=2))
+    asked = []
+    real = type(source).read
+    monkeypatch.setattr(
+        type(source), "read", lambda self, groups, draw: asked.append(groups) or real(self, groups, draw)
+    )
+    assert len(list(source.batches(5))) == 3
+    assert list(map(len, asked)) == [2, 2]
+
+
+# The task
+
+
+def test_the_area_under_the_curve_is_the_share_of_pairs_in_order():
+    scores, labels = torch.randn(60).round(decimals=1), (torch.rand(60) < 0.4).float()
+    clicked, not_clicked = scores[labels == 1][:, None], scores[labels == 0]
+    share = (clicked > not_clicked).double() + 0.5 * (clicked == not_clicked)
+    assert area_under_curve(scores, labels) == pytest.approx(share.mean().item())
+
+
+def tiny_run(criteo, tmp_path, **options):
+    row = settings(**{"format": "tensor_train", "rank": 2, "full_up_to": 30, "batch": 32, "lr": 0.01, **options})
+    how = How(data=criteo.folder, out=tmp_path / "out", results=tmp_path, checkpoint_steps=1)
+    return row, how
+
+
+def test_a_model_learns_what_is_planted(criteo, tmp_path):
+    record = train(TASK, *tiny_run(criteo, tmp_path, validations=2, seed=3))
+    assert [epoch["step"] for epoch in record["epochs"]] == [8, 15, 22, 30, 38, 45]
+    assert record["test_AUC"] > 0.6
+    assert record["val_logloss"] < record["epochs"][0]["val_logloss"]
+    assert record["tokens"] == 3 * 480
+    assert record["rows"] == {"train": 480, "validation": 60, "test": 60}
+    largest = max(criteo.tables.values())
+    assert torch.tensor(record["shape"][0]).prod() >= largest
+    assert record["table_bytes"] < 4 * 4 * sum(criteo.tables.values())
+
+
+def test_a_killed_run_goes_on_bit_for_bit(criteo, tmp_path, monkeypatch):
+    row, how = tiny_run(criteo, tmp_path, epochs=2, validations=2)
+    whole = train(TASK, row, How(data=criteo.folder, out=tmp_path / "whole", results=tmp_path))
+    left, real = [11], Training.step
+
+    def step(self, batch):
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return real(self, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "step", step)
+        with pytest.raises(KeyboardInterrupt):
+            train(TASK, row, how)
+    again = train(TASK, row, How(**{**vars(how), "resume": True}))
+    for key in ("train_loss", "val_logloss", "val_AUC", "gradient_norm"):
+        assert [epoch[key] for epoch in again["epochs"]] == [epoch[key] for epoch in whole["epochs"]]
+    assert again["test_logloss"] == whole["test_logloss"]
+
+
+def test_data_that_is_missing_or_damaged_is_named(criteo, tmp_path):
+    with pytest.raises(ExperimentError, match="criteo is not fetched; give the folder that holds it with --data"):
+        TASK.load(settings(), None)
+    with pytest.raises(ExperimentError, match="was not prepared"):
+        TASK.load(settings(), tmp_path)
+    for path in criteo.folder.iterdir():
+        content = path.read_bytes()
+        if path.name == "train.parquet":  # what tells of the row groups is at the end
+            content = content[:4] + bytes(len(content) // 2) + content[4 + len(content) // 2 :]
+        (tmp_path / path.name).write_bytes(content)
+    damaged = Prepared.open(tmp_path)
+    with pytest.raises(ExperimentError, match=r"train.parquet is damaged or cut short"):
+        list(damaged.training(settings()).batches())
+
+
+def test_rows_are_configured_and_commands_are_there():
+    for name in row_names(TASK):
+        assert configured(TASK, name, {}).row.lower() == name.split("-", 2)[-1]
+    code, out, _ = run_command("click-through", "prepare", "--help")
+    assert code == 0
+    assert "--on-bad-row" in out

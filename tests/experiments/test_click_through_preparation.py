@@ -52,7 +52,7 @@ def expected(rows, least=2, modulo=None, shares=(0.1, 0.1), bins="squared-log"):
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory):
     folder = tmp_path_factory.mktemp("criteo")
-    return prepare(write(folder / "raw.txt", ROWS), folder / "out", row_group=64)
+    return prepare(write(folder / "raw.txt", ROWS), folder / "out")
 
 
 def test_rows_are_numbered_by_frequency_in_training_and_split_in_order(prepared):

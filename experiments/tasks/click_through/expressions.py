@@ -8,10 +8,8 @@ from typing import Any
 import ibis
 
 from experiments.tasks.click_through.criteo import FEATURES, GOOD_ROW, MISSING, NUMBERS
-
-UNSEEN = 0  # the row of values that training has not, or too rarely
-LABEL = "label"
-SPLITS = ("train", "validation", "test")
+from experiments.tasks.click_through.prepared import UNSEEN
+from experiments.tasks.click_through.rows import LABEL
 
 
 def is_good(lines: Any) -> Any:

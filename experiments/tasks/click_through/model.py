@@ -68,7 +68,8 @@ class ClickModel(nn.Module):
         """Of each pair of different features."""
         rows = values.unflatten(1, (len(self.features.names), -1))
         first, second = torch.triu_indices(rows.shape[1], rows.shape[1], 1, device=rows.device)
-        return (rows @ rows.mT)[:, first, second]
+        products: Tensor = (rows @ rows.mT)[:, first, second]
+        return products
 
 
 def format_of(settings: ClickThroughSettings, rows: int) -> Any:

@@ -24,8 +24,8 @@ from experiments.lab.errors import ExperimentError
 from experiments.lab.files import alone, writable_folder
 from experiments.tasks.click_through import expressions
 from experiments.tasks.click_through.criteo import FEATURES, is_good, problem
-from experiments.tasks.click_through.expressions import LABEL, SPLITS
-from experiments.tasks.click_through.prepared import Prepared, map_files, parquet_file, write_about
+from experiments.tasks.click_through.prepared import SPLITS, Prepared, map_files, parquet_file, write_about
+from experiments.tasks.click_through.rows import LABEL
 
 BAD_ROWS = "bad_rows.txt"
 _NO_DELIMITER = "\x01\x02\x03\x04"  # a line is one column

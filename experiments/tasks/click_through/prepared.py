@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from experiments.lab.batches import Batch
 from experiments.lab.errors import ExperimentError
 from experiments.lab.files import text_of, write_whole
-from experiments.tasks.click_through.expressions import LABEL, SPLITS
+from experiments.tasks.click_through.model import ClickThroughSettings
+from experiments.tasks.click_through.rows import LABEL, Streamed
 
+SPLITS = ("train", "validation", "test")
+UNSEEN = 0  # the row of values that training has not, or too rarely
 ABOUT = "prepared.json"
-_ADVICE = "python -m experiments click-through prepare makes it anew."
+_ADVICE = "python -m experiments click-through prepare writes it anew."
 
 
 def parquet_file(folder: Path, split: str) -> Path:
@@ -73,6 +77,22 @@ class Prepared:
 
     def sizes(self) -> dict[str, Any]:
         return {**self.rows, "maps": self.maps}
+
+    def training(self, settings: ClickThroughSettings) -> Streamed:
+        """Shuffled epochs of the first split."""
+        options = {"seed": settings.seed, "epochs": settings.epochs, "validations": settings.validations}
+        return self.streamed(settings, "train", window=settings.window, **options)
+
+    def in_order(self, settings: ClickThroughSettings, split: str) -> Iterator[Batch]:
+        return self.streamed(settings, split).batches()
+
+    def streamed(self, settings: ClickThroughSettings, split: str, **options: Any) -> Streamed:
+        path = parquet_file(self.folder, split)
+        return Streamed(path, self.file(split), list(self.tables), settings.batch, most=settings.rows, **options)
+
+    def told(self) -> dict[str, Any]:
+        """For the line of results."""
+        return {"prepared": dict(self.options), "rows": dict(self.rows)}
 
     def file(self, split: str) -> Any:
         """Of pyarrow, with the columns that belong there."""
