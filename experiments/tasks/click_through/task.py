@@ -22,7 +22,7 @@ from experiments.tasks.click_through.model import ClickModel, ClickThroughSettin
 if TYPE_CHECKING:
     from experiments.lab.training import Training
 
-DATASETS = ("criteo",)
+DATASETS = ("book-crossing", "criteo")
 
 
 class ClickThrough(Task):
@@ -43,10 +43,10 @@ class ClickThrough(Task):
         check_folder(folder)
         area_under_curve(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))  # before anything long is begun
         try:
-            from experiments.tasks.click_through.prepared import Prepared
+            from experiments.tasks.click_through import books, prepared
         except ImportError as error:
             raise ExperimentError(f"click-through needs pip install '.[experiments]' ({error}).") from None
-        return Prepared.open(folder)
+        return prepared.Prepared.open(folder) if settings.dataset == "criteo" else books.load(folder, settings.least)
 
     def model(self, settings: ClickThroughSettings, data: Any) -> nn.Module:
         try:
