@@ -1,7 +1,8 @@
-"""What is done besides training: raw rows turned into numbers once for all runs."""
+"""What is done besides training: raw rows turned into numbers once for all runs, and raw rows scored."""
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -37,3 +38,21 @@ def prepare(
     ).run()
     rows = ", ".join(f"{count:,} for {split}" for split, count in written.rows.items())
     typer.echo(f"{out}: {rows}; {len(written.tables)} tables of {sum(written.tables.values()):,} rows in all")
+
+
+def score(
+    checkpoint: Annotated[Path, typer.Option(help="a model, or its folder, that a run with --keep-model left")],
+    data: Annotated[Path, typer.Option(help="the folder that prepare wrote for its run")],
+    batch: Annotated[int, typer.Option(min=1, help="rows that are scored together, at most")] = 4096,
+) -> None:
+    """Score raw rows from standard input, with a label or without: the probability of a click, a line each."""
+    from experiments.tasks.click_through.scoring import Scorer, blocks_of_lines, checked_row
+
+    scorer = Scorer(checkpoint, data)
+    number = 0
+    for lines in blocks_of_lines(sys.stdin.fileno()):
+        for start in range(0, len(lines), batch):
+            part = lines[start : start + batch]
+            rows = [checked_row(line, number + place) for place, line in enumerate(part, 1)]
+            number += len(part)
+            typer.echo("\n".join(f"{probability:.6f}" for probability in scorer.scores(rows)))

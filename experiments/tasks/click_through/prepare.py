@@ -211,8 +211,9 @@ def write_map(connection: Any, numbers: Any, folder: Path, feature: str) -> None
     width = max(int(numbers.value.length().max().execute() or 0), 1)
     file = pq.ParquetFile(between)
     kinds = (np.dtype(f"S{width}"), np.dtype(np.int32))
+    rows = max(file.metadata.num_rows, 1)  # where no value has a number, a missing one is unseen
     arrays = [
-        np.lib.format.open_memmap(path, "w+", kind, (file.metadata.num_rows,))
+        np.lib.format.open_memmap(path, "w+", kind, (rows,))
         for path, kind in zip(map_files(folder, feature), kinds, strict=True)
     ]
     start = 0

@@ -16,7 +16,7 @@ from experiments.lab.files import check_folder
 from experiments.lab.formats import stored
 from experiments.lab.metrics import Evaluation, Metric
 from experiments.lab.task import Task, tables
-from experiments.tasks.click_through.commands import prepare
+from experiments.tasks.click_through.commands import prepare, score
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ClickThrough(Task):
     metrics = (Metric("logloss", higher=False, digits=4), Metric("AUC", digits=4))
     stage = "step"
     items = "rows"
-    commands: ClassVar = {"prepare": prepare}
+    commands: ClassVar = {"prepare": prepare, "score": score}
 
     def load(self, settings: ClickThroughSettings, folder: Path | None) -> Any:
         """Rows with ``tables``, ``maps`` and ``sizes()``, which are streamed or lie in memory."""
