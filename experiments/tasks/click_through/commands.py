@@ -1,4 +1,6 @@
-"""What is done besides training: raw rows turned into numbers once for all runs, and raw rows scored."""
+"""What is done besides training: raw rows turned into numbers once for all runs, such rows
+from random numbers, and raw rows scored.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +11,7 @@ from typing import Annotated
 import typer
 
 from experiments.lab.errors import ExperimentError, unknown
+from experiments.lab.files import writable_folder
 from experiments.tasks.click_through.criteo import BINS
 
 
@@ -38,6 +41,22 @@ def prepare(
     ).run()
     rows = ", ".join(f"{count:,} for {split}" for split, count in written.rows.items())
     typer.echo(f"{out}: {rows}; {len(written.tables)} tables of {sum(written.tables.values()):,} rows in all")
+
+
+def generate(
+    out: Annotated[Path, typer.Argument(help="file of raw rows to write, to be given to prepare")],
+    rows: Annotated[int, typer.Option(min=1)] = 1_000_000,
+    values: Annotated[int | None, typer.Option(min=1, help="of each category; left out, as Criteo has them")] = None,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Write raw rows of Criteo's shape from random numbers: Zipf's law, clicks by a planted model."""
+    from experiments.tasks.click_through.synthetic import Synthetic, write_raw
+
+    writable_folder(out.absolute().parent, "OUT")
+    if out.exists():
+        raise ExperimentError(f"{out} is there already; give another file, or remove it first.")
+    write_raw(out, rows, seed, Synthetic.of_size(values))
+    typer.echo(f"{out}: {rows:,} rows")
 
 
 def score(

@@ -29,6 +29,7 @@ class ClickThroughSettings(Settings):
     patience: int | None = option(10, "validations without improvement before the end", least=1)
     window: int = option(8, "row groups of a Parquet file that are shuffled together", least=1)
     least: int = option(2, "sightings in training of a value with a row of its own; of Book-Crossing", least=1)
+    values: int | None = option(None, "of each category of synthetic rows; left out, as Criteo has them", least=1)
     rows: int | None = option(None, "as if each split had only so many rows", least=1)
 
 

@@ -16,13 +16,13 @@ from experiments.lab.files import check_folder
 from experiments.lab.formats import stored
 from experiments.lab.metrics import Evaluation, Metric
 from experiments.lab.task import Task, tables
-from experiments.tasks.click_through.commands import prepare, score
+from experiments.tasks.click_through.commands import generate, prepare, score
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings
 
 if TYPE_CHECKING:
     from experiments.lab.training import Training
 
-DATASETS = ("book-crossing", "criteo")
+DATASETS = ("book-crossing", "criteo", "synthetic")
 
 
 class ClickThrough(Task):
@@ -32,20 +32,22 @@ class ClickThrough(Task):
     metrics = (Metric("logloss", higher=False, digits=4), Metric("AUC", digits=4))
     stage = "step"
     items = "rows"
-    commands: ClassVar = {"prepare": prepare, "score": score}
+    commands: ClassVar = {"prepare": prepare, "generate": generate, "score": score}
 
     def load(self, settings: ClickThroughSettings, folder: Path | None) -> Any:
         """Rows with ``tables``, ``maps`` and ``sizes()``, which are streamed or lie in memory."""
         if settings.dataset not in DATASETS:
             raise unknown("dataset", settings.dataset, DATASETS)
-        if folder is None:
+        if folder is None and settings.dataset != "synthetic":
             raise ExperimentError(f"{settings.dataset} is not fetched; give the folder that holds it with --data.")
         check_folder(folder)
         area_under_curve(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))  # before anything long is begun
         try:
-            from experiments.tasks.click_through import books, prepared
+            from experiments.tasks.click_through import books, prepared, synthetic
         except ImportError as error:
             raise ExperimentError(f"click-through needs pip install '.[experiments]' ({error}).") from None
+        if folder is None or settings.dataset == "synthetic":
+            return synthetic.Synthetic.of_size(settings.values)
         return prepared.Prepared.open(folder) if settings.dataset == "criteo" else books.load(folder, settings.least)
 
     def model(self, settings: ClickThroughSettings, data: Any) -> nn.Module:
