@@ -13,6 +13,7 @@ pytest.importorskip("pyarrow.parquet")
 
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.click_through.criteo import BINS, FEATURES, is_good, number_in_bins, values
+from experiments.tasks.click_through.engines import DuckDB
 from experiments.tasks.click_through.prepare import BAD_ROWS, Preparation
 from experiments.tasks.click_through.prepared import Prepared, map_files
 
@@ -168,7 +169,7 @@ def test_an_interrupted_preparation_leaves_nothing_and_starts_again(prepared, tm
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Preparation, "write_split", interrupted)
+        patch.setattr(DuckDB, "write", interrupted)
         with pytest.raises(KeyboardInterrupt):
             prepare(raw, tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["raw.txt"]

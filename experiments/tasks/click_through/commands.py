@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,7 +24,8 @@ def prepare(
     modulo: Annotated[int | None, typer.Option(min=1, help="hash the numbers, such as 100000")] = None,
     validation: Annotated[float, typer.Option(help="share of the rows, after training's")] = 0.1,
     test: Annotated[float, typer.Option(help="share of the rows, the last ones")] = 0.1,
-    memory: Annotated[str, typer.Option(help="of DuckDB; what is beyond is spilled to disk")] = "3GB",
+    memory: Annotated[str, typer.Option(help="of the engine; what is beyond is spilled to disk")] = "3GB",
+    engine: Annotated[str, typer.Option(help="duckdb, or spark for data beyond one machine")] = "duckdb",
 ) -> None:
     """Number the values of all features by frequency and write rows of numbers, split in order of time."""
     if on_bad_row not in ("error", "skip"):
@@ -32,13 +33,15 @@ def prepare(
     if bins not in BINS:
         raise unknown("--bins", bins, BINS)
     try:
+        from experiments.tasks.click_through.engines import ENGINES
         from experiments.tasks.click_through.prepare import Preparation
     except ImportError as error:
         needs = "preparation needs the packages ibis-framework, duckdb and pyarrow: pip install '.[experiments]'"
         raise ExperimentError(f"{needs} ({error}).") from None
-    written = Preparation(
-        raw, out, bins, least, modulo, (validation, test), skips_bad_rows=on_bad_row == "skip", memory=memory
-    ).run()
+    if engine not in ENGINES:
+        raise unknown("--engine", engine, ENGINES)
+    options: dict[str, Any] = {"skips_bad_rows": on_bad_row == "skip", "memory": memory, "engine": engine}
+    written = Preparation(raw, out, bins, least, modulo, (validation, test), **options).run()
     rows = ", ".join(f"{count:,} for {split}" for split, count in written.rows.items())
     typer.echo(f"{out}: {rows}; {len(written.tables)} tables of {sum(written.tables.values()):,} rows in all")
 

@@ -17,12 +17,12 @@ def is_good(lines: Any) -> Any:
     return lines.line.re_search(GOOD_ROW).fill_null(False)
 
 
-def parsed(lines: Any, bins: str) -> Any:
-    """Good lines as a label and 39 values, all of them texts, a missing one too."""
-    parts = lines.filter(is_good(lines)).select(parts=ibis._.line.split("\t"))
+def parsed(lines: Any, bins: str, kept: Sequence[str] = ()) -> Any:
+    """Good lines as a label and 39 values, all of them texts, a missing one too; columns beside them are kept."""
+    parts = lines.filter(is_good(lines)).select(*kept, parts=ibis._.line.split("\t"))
     fields = {name: parts.parts[place] for place, name in enumerate(FEATURES, 1)}
     columns = {name: in_bins(field, bins) if name in NUMBERS else field for name, field in fields.items()}
-    return parts.select(parts.parts[0].cast("int8").name(LABEL), **columns)
+    return parts.select(*kept, parts.parts[0].cast("int8").name(LABEL), **columns)
 
 
 def in_bins(field: Any, bins: str) -> Any:

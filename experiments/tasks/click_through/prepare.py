@@ -1,4 +1,4 @@
-"""From raw rows to a folder of numbers: DuckDB inside of the process, which streams and spills."""
+"""From raw rows to a folder of numbers, whole or not at all."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from glob import glob
 from pathlib import Path
 from typing import Any
 
-import duckdb
-import ibis
 import numpy as np
 import pyarrow.parquet as pq
 from rich.console import Console
@@ -24,11 +22,11 @@ from experiments.lab.errors import ExperimentError
 from experiments.lab.files import alone, writable_folder
 from experiments.tasks.click_through import expressions
 from experiments.tasks.click_through.criteo import FEATURES, is_good, problem
+from experiments.tasks.click_through.engines import ENGINES, Engine, Shares
 from experiments.tasks.click_through.prepared import SPLITS, Prepared, map_files, parquet_file, write_about
 from experiments.tasks.click_through.rows import LABEL
 
 BAD_ROWS = "bad_rows.txt"
-_NO_DELIMITER = "\x01\x02\x03\x04"  # a line is one column
 _TOLD = 10  # bad rows, on the terminal
 
 
@@ -41,9 +39,10 @@ class Preparation:
     bins: str = "squared-log"
     least: int = 2  # sightings in training of a value with a row of its own
     modulo: int | None = None
-    shares: tuple[float, float] = (0.1, 0.1)  # of validation and test: the last rows
+    shares: Shares = (0.1, 0.1)  # the last rows
     skips_bad_rows: bool = False
     memory: str = "3GB"
+    engine: str = "duckdb"
     row_group: int = 65_536
     console: Console = field(default_factory=lambda: Console(stderr=True))
 
@@ -76,43 +75,39 @@ class Preparation:
 
     def write(self, files: Sequence[Path], folder: Path) -> None:
         (folder / "work").mkdir()
-        options = {"memory_limit": self.memory, "temp_directory": str(folder / "work" / "spilled")}
-        connection = ibis.duckdb.connect(folder / "work" / "rows.duckdb", **options)
+        engine: Engine = ENGINES[self.engine](folder / "work", self.memory)
         try:
-            with shown_steps(connection, self.console, steps=1 + 2 * len(FEATURES) + len(SPLITS)) as step:
+            with shown_steps(engine, self.console, steps=1 + 2 * len(FEATURES) + len(SPLITS)) as step:
                 step("reading rows")
-                rows = self.parsed_rows(connection, files, folder)
-                counts = self.split_sizes(int(rows.count().execute()))
-                maps = {}
+                rows = self.parsed_rows(engine, files, folder)
+                splits, maps = engine.splits(rows, self.shares), {}
                 for feature in FEATURES:
                     step(f"numbering {feature}")
-                    training = rows.filter(rows.rowid() < counts["train"])
-                    numbers = expressions.numbered(training, feature, self.least, self.modulo)
-                    maps[feature] = connection.create_table(f"map_{feature}", numbers)
+                    numbers = expressions.numbered(splits["train"], feature, self.least, self.modulo)
+                    maps[feature] = engine.table(f"map_{feature}", numbers)
                 for feature, numbers in maps.items():
                     step(f"writing the map of {feature}")
-                    write_map(connection, numbers, folder, feature)
-                start = 0
-                for split, count in counts.items():
+                    write_map(engine, numbers, folder, feature)
+                for split, part in splits.items():
                     step(f"writing {split}")
-                    self.write_split(connection, rows, maps, (start, start + count), parquet_file(folder, split))
-                    start += count
+                    ordered = expressions.coded(part, maps, (LABEL, "place")).order_by("place").drop("place")
+                    engine.write(ordered, parquet_file(folder, split), self.row_group)
             sizes = {feature: int(numbers.code.max().execute() or 0) + 1 for feature, numbers in maps.items()}
-            told = {"bins": self.bins, "least": self.least, "modulo": self.modulo, "kind": "criteo"}
-            write_about(folder, sizes, counts, told)
-        except duckdb.Error as error:
+            counts = {split: int(part.count().execute()) for split, part in splits.items()}
+            write_about(folder, sizes, counts, {"bins": self.bins, "least": self.least, "modulo": self.modulo})
+        except engine.errors as error:
             raise ExperimentError(f"{self.raw}: {str(error).splitlines()[0].rstrip('.')}.") from None
         finally:
-            connection.disconnect()
+            engine.close()
 
-    def parsed_rows(self, connection: Any, files: Sequence[Path], folder: Path) -> Any:
+    def parsed_rows(self, engine: Engine, files: Sequence[Path], folder: Path) -> Any:
         """A table of all good rows in the order of their lines."""
         for file in files:
             first = first_line(file)
             if not self.skips_bad_rows and (wrong := problem(first)):
                 raise ExperimentError(f"{file}, line 1: {wrong} {_ADVICE}")
-        lines = read_lines(connection, files)
-        rows = connection.create_table("rows", expressions.parsed(lines, self.bins))
+        lines = engine.lines(files)
+        rows = engine.table("rows", expressions.parsed(lines, self.bins, engine.kept))
         good = int(rows.count().execute())
         if int(lines.count().execute()) != good:
             self.tell_bad_rows(lines, folder)
@@ -125,7 +120,7 @@ class Preparation:
         bad = lines.filter(~expressions.is_good(lines)).select("filename").distinct()
         count = 0
         with (folder / BAD_ROWS).open("w") as report:
-            for file in sorted(bad.filename.execute()):
+            for file in sorted(name.removeprefix("file://") for name in bad.filename.execute()):
                 for number, line in enumerate(text_lines(Path(file)), 1):
                     if is_good(line):
                         continue
@@ -137,16 +132,6 @@ class Preparation:
                     if count <= _TOLD:
                         self.console.print(told, highlight=False, markup=False, soft_wrap=True)
         self.console.print(f"{count:,} bad rows were skipped; they are listed in {self.out / BAD_ROWS}.")
-
-    def split_sizes(self, rows: int) -> dict[str, int]:
-        validation, test = (round(share * rows) for share in self.shares)
-        return dict(zip(SPLITS, (rows - validation - test, validation, test), strict=True))
-
-    def write_split(self, connection: Any, rows: Any, maps: Any, bounds: tuple[int, int], path: Path) -> None:
-        place = rows.rowid()
-        part = rows.mutate(place=place).filter(place >= bounds[0], place < bounds[1])
-        ordered = expressions.coded(part, maps, (LABEL, "place")).order_by("place").drop("place")
-        connection.to_parquet(ordered, path, ROW_GROUP_SIZE=self.row_group)
 
 
 _ADVICE = "--on-bad-row skip leaves such rows out."
@@ -160,26 +145,8 @@ def raw_files(pattern: str) -> list[Path]:
     return files
 
 
-def read_lines(connection: Any, files: Sequence[Path]) -> Any:
-    """Every line as one text, whatever its bytes are, in order."""
-    return connection.read_csv(
-        [str(file) for file in files],
-        table_name="lines",
-        columns={"line": "VARCHAR"},
-        auto_detect=False,
-        header=False,
-        delim=_NO_DELIMITER,
-        quote="",
-        escape="",
-        comment="",
-        encoding="latin-1",  # no byte is refused here
-        strict_mode=False,
-        filename=True,
-    )
-
-
 def text_lines(path: Path) -> Iterator[str]:
-    """As ``read_lines`` reads them."""
+    """As engines read them, whatever their bytes are."""
     with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
         try:
             for line in file:
@@ -204,10 +171,10 @@ def clear(folder: Path) -> None:
             path.unlink()
 
 
-def write_map(connection: Any, numbers: Any, folder: Path, feature: str) -> None:
+def write_map(engine: Engine, numbers: Any, folder: Path, feature: str) -> None:
     """Values in order, and their numbers beside them, block by block by way of a Parquet file."""
-    between = folder / "work" / "map.parquet"
-    connection.to_parquet(numbers.order_by("value"), between)
+    between = folder / "work" / f"{feature}.parquet"
+    engine.write(numbers.order_by("value"), between, 1_000_000)
     width = max(int(numbers.value.length().max().execute() or 0), 1)
     file = pq.ParquetFile(between)
     kinds = (np.dtype(f"S{width}"), np.dtype(np.int32))
@@ -226,21 +193,21 @@ def write_map(connection: Any, numbers: Any, folder: Path, feature: str) -> None
 
 
 class _Share(ProgressColumn):
-    """Of the query that runs now."""
+    """Of the step that runs now."""
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, engine: Engine) -> None:
         super().__init__()
-        self.connection = connection
+        self.engine = engine
 
     def render(self, task: Task) -> Text:
-        share = self.connection.con.query_progress()
+        share = self.engine.share()
         return Text(f"{share:3.0f} %" if share >= 0 else "")
 
 
 @contextmanager
-def shown_steps(connection: Any, console: Console, steps: int) -> Iterator[Any]:
+def shown_steps(engine: Engine, console: Console, steps: int) -> Iterator[Any]:
     """A function that tells the name of the step that begins."""
-    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), _Share(connection))
+    columns = (TextColumn("{task.description}"), BarColumn(20), MofNCompleteColumn(), _Share(engine))
     with Progress(*columns, TimeElapsedColumn(), console=console) as shown:
         bar = shown.add_task("", total=steps)
         begun = 0
