@@ -30,8 +30,8 @@ TB_INLINE void scaled(Int n, const std::int8_t* codes, T step, T scale, T* to) {
   for (Int i = 0; i < n; ++i) to[i] = T(codes[i]) * step * scale;
 }
 
-// The codes of one row after the other; one for each thread. Where a byte can name more entries than a codebook has they
-// are copied, and the copy is checked and used.
+// The codes of one row after the other; one for each thread. Where a byte can name more entries than a codebook has
+// they are copied, and the copy is checked and used.
 class Codes {
  public:
   explicit Codes(const Coded& coded)

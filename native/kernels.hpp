@@ -82,8 +82,9 @@ struct Row {
 };
 
 // Each instruction set has these, in a namespace of its name. absorb takes the rows of a tile into the maximum of each
-// column and the sum of exp(x - maximum) so far. Coded rows are of tables of as many columns each. Scores and sums of all rows of a coded table are (rows, n), of
-// vectors (cols, n) and of tables (code_row * words, n), in float32 or float64, as its own numbers are then too.
+// column and the sum of exp(x - maximum) so far. All tables of one call of coded_rows have the same number of columns.
+// Scores and sums of all rows of a coded table are (rows, n), of vectors (cols, n) and of tables (code_row * words, n),
+// in float32 or float64, as its own numbers are then too.
 #define TB_DECLARE(isa)                                                                                \
   namespace isa {                                                                                      \
   void forward(Type type, std::span<Lookup> lookups, int threads);                                     \

@@ -1,7 +1,7 @@
 // The Python module: plans batches and runs the kernels of the best instruction set on memory handed over as addresses.
 //
-// Sizes, dtypes and contiguity are the caller's promise (tensorbed/contraction/compiled.py). Values of indices and offsets
-// are not: another thread may write to them at any time. They are copied once, and the copy is checked and used.
+// Sizes, dtypes and contiguity are the caller's promise (tensorbed/backends/native/chains.py). Values of indices and
+// offsets are not: another thread may write to them at any time. They are copied once; the copy is checked and used.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>

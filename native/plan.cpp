@@ -150,6 +150,7 @@ Int cores_size(const Chain& chain) {
 bool by_parent(const Chain& chain, Int number_bytes) {
   if (chain.joint() > 1) return true;
   const int last = chain.last();
+  if (chain.row_factors[last] == 1) return false;  // all rows share its slice: they are one product
   // Every thread keeps a gradient of the last core; and a product of very few rows would waste the registers.
   const Int bytes = chain.row_factors[last] * chain.slice_size(last) * number_bytes;
   return bytes <= 2 << 20 && (chain.height(last) >= 4 || chain.width(last) <= 16);

@@ -83,9 +83,9 @@ std::vector<Int> Located::split(Int* ids, Int* at) const {
 }
 
 void Located::check(std::span<const Coded> parts) const {
-  if (parts.size() != parts_) throw std::invalid_argument("as many tables of codes as parts are needed.");
+  if (parts.size() != parts_) throw std::invalid_argument("one table of codes is needed for each part.");
   for (const Coded& part : parts) {
-    if (part.cols != parts.front().cols) throw std::invalid_argument("parts must have as many columns each.");
+    if (part.cols != parts.front().cols) throw std::invalid_argument("all parts must have the same number of columns.");
   }
   for (const Row& row : rows_) {
     if (row.id < 0 || row.id >= parts[row.part].rows) refuse(row.id, parts[row.part].rows);

@@ -7,7 +7,7 @@
 
 namespace tb {
 
-// A batch of indices, each with its row; `parts` of them there are.
+// A batch of indices, and for each of them which row of which part it is.
 class Located {
  public:
   // Parts that are bands of rows, one after the other, which end at `ends`.

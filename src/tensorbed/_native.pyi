@@ -116,7 +116,7 @@ class Located:
         """
 
     def rows(self, type: int, parts: Sequence[Coded], out: int, threads: int, /) -> None:
-        """Rows of parts that are tables of codes, of as many columns each, into ``(count, cols)``."""
+        """Rows of parts that are tables of codes, all of the same number of columns, into ``(count, cols)``."""
 
 def expect_busy_cores(seconds: float) -> None: ...
 def use(isa: str) -> str: ...

@@ -134,6 +134,13 @@ def chosen(asked: Asked, world: World) -> Backend:
     return backend
 
 
+def handed_on(asked: Asked, world: World) -> Asked:
+    """What to choose a backend for: the same, or what its structure asks of another table, see ``hands_on``."""
+    while asked.table.hands_on and world is World.EAGER and asked.impl == "auto":
+        asked = asked.table.handed_on(asked)
+    return asked
+
+
 def checked_indices(index: Tensor, rows: int, world: World, owner: str = "") -> Tensor:  # (*) -> (n,) int64
     """Flat int64 indices in ``[0, rows)``; ``IndexError`` otherwise, eager and compiled, naming any owner.
 

@@ -11,7 +11,16 @@ from torch import Tensor
 from tensorbed.backends.pooling import MODES, bounds_of, scale_by_frequency
 from tensorbed.backends.scores.scoring import scores_of_rows
 from tensorbed.checks import naming, require_integer_indices
-from tensorbed.dispatch import Asked, World, checked_indices, chosen, full_precision, working_dtype, world_of
+from tensorbed.dispatch import (
+    Asked,
+    World,
+    checked_indices,
+    chosen,
+    full_precision,
+    handed_on,
+    working_dtype,
+    world_of,
+)
 from tensorbed.structures import Explanation, Params, Structure
 
 _INTEGERS = (torch.int64, torch.int32)
@@ -43,6 +52,7 @@ def lookup(
     if padding_idx is not None:
         asked = asked._replace(padding_idx=padding_idx, padding_row=padding_row)
     world = world_of(index)
+    asked = handed_on(asked, world)
     rows = chosen(asked, world).compute([asked], world)
     # Even what does nothing takes a microsecond, and a row has few.
     rows = rows if index.dim() == 1 else rows.view(*index.shape, structure.cols)
@@ -175,6 +185,7 @@ def check_mode(mode: str, scale_grad_by_freq: bool) -> None:
 def pooled(asked: Sequence[Asked], world: World) -> Tensor:  # -> (bags, sum of cols)
     """Bags, or rows where there are no bounds, of tables side by side; all that one backend takes in one call."""
     groups: dict[tuple[object, ...], list[int]] = {}
+    asked = [handed_on(table, world) for table in asked]
     backends = [chosen(table, world) for table in asked]
     for at, table in enumerate(asked):
         dtype = next(tensor.dtype for tensor in table.params.values() if tensor.is_floating_point())

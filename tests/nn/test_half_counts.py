@@ -1,4 +1,4 @@
-"""Gradients divided by counts that half precision cannot hold."""
+"""Gradients of rows that occur more often than half precision counts."""
 
 import pytest
 import torch
@@ -24,3 +24,24 @@ def test_counts_beyond_what_half_precision_holds():
     rows.backward(torch.full_like(rows, 4.0))
     # 70,000 parts of 4 / 70,000 each, which half precision keeps with three digits.
     assert 3.5 <= float(next(layer.parameters()).grad[0, 0]) <= 4.5
+
+
+@pytest.mark.parametrize(
+    "format",
+    [tb.Dense(), tb.Bands(((5, tb.Dense()), (None, tb.Dense()))), tb.StraightThrough(), tb.StraightThrough(bits=4)],
+    ids=repr,
+)
+@pytest.mark.parametrize("count", [300, 5000])
+def test_gradients_of_a_row_asked_for_again_and_again_are_added_up_in_single_precision(format, count):
+    """bfloat16 holds 256 and not 257: sums of ones in it end there. More than a million numbers are added up, too."""
+    layer = tb.Embedding(10, 256, format, dtype=torch.bfloat16)
+    rows = layer(torch.full((count,), 2))
+    rows.backward(torch.ones_like(rows))
+    bag = tb.EmbeddingBag(10, 256, format, mode="sum", dtype=torch.bfloat16)
+    bags = bag(torch.full((count, 1), 2))
+    bags.backward(torch.ones_like(bags))
+    expected = torch.zeros(10, 256)
+    expected[2] = count
+    for given in (layer, bag):
+        grads = torch.cat([parameter.grad for parameter in given.parameters()])
+        torch.testing.assert_close(grads, expected.bfloat16(), rtol=2**-8, atol=0)

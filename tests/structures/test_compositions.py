@@ -1,10 +1,9 @@
 """What bands, hot rows and permuted tables are made of, what they refuse, and how indices are split between parts."""
 
-import pickle
-
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorbed as tb
 from tensorbed.backends import native
@@ -298,30 +297,52 @@ def test_what_has_no_part_to_pack_says_so():
         tb.Embedding(60, 12, tb.Bands()).packed()
 
 
-def test_an_order_is_held_once():
-    layer = tb.Embedding(10_000, 4, tb.Permuted(tb.LowRank(rank=1), order=torch.randperm(10_000)))
-    assert len(pickle.dumps(layer)) < 1.2 * layer.structure.bytes(torch.float32)
-    places = layer.places.clone()
-    layer.reset_parameters()
-    assert torch.equal(layer.places, places)
+class Operators(TorchDispatchMode):
+    """The names of the operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_states_whose_order_is_none_are_refused(nested):
-    permuted = tb.Permuted(tb.LowRank(rank=2), order=torch.randperm(20))
-    layer = (
-        tb.Embedding(40, 6, tb.Bands(((20, permuted), (None, tb.Dense())))) if nested else tb.Embedding(20, 6, permuted)
-    )
-    name = "band_0_places" if nested else "places"
-    before = {key: tensor.clone() for key, tensor in layer.state_dict().items()}
-    state = {key: torch.ones_like(tensor) for key, tensor in before.items()}
-    with pytest.raises(RuntimeError, match="places holds 1 more than once; a permutation holds each row once"):
-        layer.load_state_dict(state)
-    with pytest.raises(RuntimeError, match="places holds 1 more than once"):
-        torch.nn.Sequential(layer).load_state_dict({f"0.{name}": state[name]}, strict=False)
-    assert all(torch.equal(tensor, before[key]) for key, tensor in layer.state_dict().items())
-    layer.load_state_dict({**state, name: before[name].flip(0).long()})
-    assert torch.equal(getattr(layer, name), before[name].flip(0))
+INT8 = tb.QuantizedRows()
+LARGE = {  # a format, and how often equal rows are looked for in a large batch of its rows
+    "bands": (tb.Bands(((20, tb.Dense()), (None, LR))), 1),
+    "rounded": (tb.StraightThrough(), 1),
+    "bands of rounded rows": (tb.Bands(((20, tb.StraightThrough()), (None, tb.StraightThrough(bits=4)))), 1),
+    "bands of codes": (tb.Bands(((20, INT8), (None, INT8))), 0 if native.available else 1),
+}
+
+
+@pytest.mark.parametrize("name", LARGE)
+def test_equal_rows_of_a_large_batch_are_looked_for_once(name):
+    """Not by each part again, nor for bags, which look themselves, nor where the kernels write all rows at once."""
+    format, times = LARGE[name]
+    table, index = normal(60, 512).float(), torch.arange(4800) % 60
+    embedding = tb.Embedding.from_pretrained(table, format)
+    with Operators() as ran:
+        rows = embedding(index)
+    assert ran.names.count("_unique2") == times
+    torch.testing.assert_close(rows, embedding.weight[index])
+    wide = normal(4800, 512).float()
+    bag = tb.EmbeddingBag.from_pretrained(wide, format, mode="sum")
+    with Operators() as ran:
+        bag(torch.arange(4800).view(-1, 2))
+    assert ran.names.count("_unique2") == 1
+
+
+def test_no_gradient_is_gathered_for_frozen_parts():
+    layer = tb.Embedding(60, 12, tb.Bands(((20, tb.Dense()), (40, tb.Dense()), (None, tb.Dense()))))
+    layer.band_0_table.requires_grad_(False)
+    rows = layer(torch.arange(60))
+    with Operators() as ran:
+        rows.backward(normal(60, 12).float())
+    assert ran.names.count("index_select") == 2
+    torch.testing.assert_close(layer.band_2_table.grad, normal(60, 12).float()[40:])
 
 
 # Compositions in compositions, and formats around them.

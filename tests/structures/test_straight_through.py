@@ -99,6 +99,22 @@ def test_what_is_read_is_near_the_table(format, most):
     assert 0.2 * most < tb.Embedding.from_pretrained(table(), format).fit_error < most
 
 
+@pytest.mark.parametrize("format", [*FORMATS, tb.StraightThrough(tb.LowRank(rank=3))], ids=str)
+def test_tangents_pass_the_rounding_where_no_gradient_is_recorded(format):
+    """Forward mode is not switched off by ``no_grad``."""
+    layer = tb.Embedding(20, 8, format)
+    index, params = torch.tensor([3, 7, 3]), dict(layer.named_parameters())
+    tangents = {name: torch.ones_like(tensor) for name, tensor in params.items()}
+
+    def tangent_of_rows():
+        return torch.func.jvp(lambda p: torch.func.functional_call(layer, p, index), (params,), (tangents,))[1]
+
+    expected = tangent_of_rows()
+    assert expected.count_nonzero()
+    with torch.no_grad():
+        assert torch.equal(tangent_of_rows(), expected)
+
+
 def test_refusals():
     with pytest.raises(ValueError, match="choose 8 or 4"):
         tb.StraightThrough(bits=3)

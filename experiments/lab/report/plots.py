@@ -49,7 +49,9 @@ def looks(names: Iterable[str]) -> dict[str, Series]:
 def size_picture(name: str, metric: Metric, split: str, full: Series, series: Sequence[Series]) -> str:
     """The metric against size: filled ours, with deviations; hollow the paper's; the full table as a line."""
     with matplotlib.rc_context(STYLE):
-        legend = 0.7 + 0.1 * max(0, len(series) - 6)  # below, in two columns
+        # Below, in two columns; names so long that two do not stand side by side have one.
+        columns = 2 if all(len(one.label) <= 26 for one in series) else 1
+        legend = 0.7 + 0.1 * max(0, len(series) - 6) if columns == 2 else 0.22 * (len(series) + 1)
         figure = Figure(figsize=(SIZE[0], SIZE[1] + legend), layout="constrained")
         axes = figure.add_subplot()
         axes.margins(x=0.12)
@@ -66,7 +68,7 @@ def size_picture(name: str, metric: Metric, split: str, full: Series, series: Se
         axes.xaxis.set_major_formatter(PLAIN)
         if metric.log:
             log_axis(axes)
-        figure.legend(loc="outside lower center", ncols=2)
+        figure.legend(loc="outside lower center", ncols=columns)
         return svg(figure, name)
 
 

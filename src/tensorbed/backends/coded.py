@@ -77,10 +77,10 @@ class Coded(ABC):
             return rows
         return _made(self, index)
 
-    def fills(self, out: Tensor) -> bool:  # (n, cols)
-        """Whether the kernels write rows into ``out`` as they decode them, and no gradient is recorded."""
+    def fills(self, dtype: torch.dtype, cols: int) -> bool:
+        """Whether the kernels write such rows as they decode them, and no gradient is recorded."""
         trains = torch.is_grad_enabled() and self.floats.requires_grad
-        alike = self.floats.dtype == out.dtype and out.dtype in TYPES and self.cols == out.shape[1]
+        alike = self.floats.dtype == dtype and dtype in TYPES and self.cols == cols
         return alike and not trains and self.known()
 
     @abstractmethod
@@ -149,8 +149,8 @@ class Product(Coded):
             rows = replace(self, floats=floats.to(wide), rotation=None).kernel_rows(index)
             return (rows @ rotation.to(wide)).to(torch.promote_types(floats.dtype, rotation.dtype))
 
-    def fills(self, out: Tensor) -> bool:  # (n, cols)
-        return self.rotation is None and super().fills(out)
+    def fills(self, dtype: torch.dtype, cols: int) -> bool:
+        return self.rotation is None and super().fills(dtype, cols)
 
     def handle(self) -> _native.Coded:
         assert native.module is not None

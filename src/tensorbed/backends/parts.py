@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tensorbed import _native
 
 
-class Share(NamedTuple):
-    """What is asked of one part.
+class AskedOfPart(NamedTuple):
+    """Which rows are asked of one part.
 
     Shape:
         - ids: ``(m,)``, its rows
@@ -36,29 +36,35 @@ class Share(NamedTuple):
 class Located:
     """A batch of ``count`` indices as the kernels keep it, or what is asked of each part as PyTorch has found it."""
 
-    def __init__(self, rows: _native.Located | Sequence[Share], count: int = 0) -> None:
+    def __init__(self, rows: _native.Located | Sequence[AskedOfPart], count: int = 0) -> None:
         self._rows, self._count = rows, count
 
-    def split(self) -> Sequence[Share]:
+    def split(self) -> Sequence[AskedOfPart]:
         """What is asked of each part."""
         if isinstance(self._rows, Sequence):
             return self._rows
         both = torch.empty(2 * self._count, dtype=torch.int64, device="cpu")  # each tensor takes a microsecond
         counts = self._rows.split(both.data_ptr(), both.data_ptr() + self._count * both.itemsize)
         pieces = both.split(counts * 2)
-        return list(map(Share, pieces[: len(counts)], pieces[len(counts) :]))
+        return list(map(AskedOfPart, pieces[: len(counts)], pieces[len(counts) :]))
 
-    def fill(self, out: Tensor, parts: Iterable[Any]) -> bool:  # (n, cols)
-        """Write all rows in one call, if the kernels decode every part; ``parts`` are what those are made of."""
+    def fill(self, out: Tensor, codes: Sequence[Coded]) -> bool:  # (n, cols)
+        """Write all rows of :func:`all_codes` in one call, if it is the kernels that keep the batch."""
         if isinstance(self._rows, Sequence):
             return False
-        handles = []
-        for part in parts:
-            if not isinstance(part, Coded) or not part.fills(out):
-                return False
-            handles.append(part.handle())
+        handles = [part.handle() for part in codes]
         self._rows.rows(TYPES[out.dtype], handles, out.data_ptr(), torch.get_num_threads())
         return True
+
+
+def all_codes(makings: Iterable[Any], dtype: torch.dtype, cols: int) -> list[Coded] | None:
+    """What parts are made of, if the kernels decode every one of them into rows of this dtype."""
+    codes = []
+    for making in makings:
+        if not isinstance(making, Coded) or not making.fills(dtype, cols):
+            return None
+        codes.append(making)
+    return codes
 
 
 def located_by_ends(index: Tensor, ends: Sequence[int]) -> Located:  # (n,)
@@ -71,7 +77,9 @@ def located_by_ends(index: Tensor, ends: Sequence[int]) -> Located:  # (n,)
     index = check_range(index, ends[-1])
     part = torch.bucketize(index.contiguous(), torch.tensor(ends, device=index.device), right=True)
     places = [(part == k).nonzero()[:, 0] for k in range(len(ends))]
-    return Located([Share(index.index_select(0, at) - first, at) for first, at in zip(firsts, places, strict=True)])
+    return Located(
+        [AskedOfPart(index.index_select(0, at) - first, at) for first, at in zip(firsts, places, strict=True)]
+    )
 
 
 def located_by_places(index: Tensor, places: Tensor, rows: int) -> Located:  # (n,), (hot rows,)
@@ -85,7 +93,9 @@ def located_by_places(index: Tensor, places: Tensor, rows: int) -> Located:  # (
     before = torch.searchsorted(places, index.contiguous())
     is_hot = places.index_select(0, before.clamp_max(places.shape[0] - 1)) == index
     hot, rest = is_hot.nonzero()[:, 0], is_hot.logical_not().nonzero()[:, 0]
-    return Located([Share(before.index_select(0, hot), hot), Share((index - before).index_select(0, rest), rest)])
+    return Located(
+        [AskedOfPart(before.index_select(0, hot), hot), AskedOfPart((index - before).index_select(0, rest), rest)]
+    )
 
 
 def put_together(out: Tensor, places: Sequence[Tensor], rows: Sequence[Tensor]) -> Tensor:  # (n, cols) each
@@ -109,7 +119,9 @@ class _PutTogether(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         places = ctx.saved_tensors
-        return None, *(None for _ in places), *(grad.index_select(0, at) for at in places)
+        trained = ctx.needs_input_grad[1 + len(places) :]
+        grads = (grad.index_select(0, at) if wanted else None for at, wanted in zip(places, trained, strict=True))
+        return None, *(None for _ in places), *grads
 
 
 def _readable(*tensors: Tensor) -> bool:

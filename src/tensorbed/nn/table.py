@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Mapping
-from types import MappingProxyType
 from typing import Any, ClassVar, Self, Unpack
 from weakref import WeakKeyDictionary
 
@@ -47,8 +46,8 @@ class StructuredTable(nn.Module):
     padding_row: Tensor | None
     # Layers that share tensors, this one among them. Where they are replaced in one, they are in all.
     _peers: Peers | None = None
-    # What its format gave a table that is drawn; see Format.constants.
-    _constants: Params = MappingProxyType({})
+    # By name what its format gave a table that is drawn, see Format.constants; None where the buffer holds it.
+    _constants: dict[str, Tensor | None]
 
     @options_shown
     def __init__(
@@ -69,7 +68,7 @@ class StructuredTable(nn.Module):
             raise ValueError(f"{structure.kind} cannot be drawn at random; fit it to a table with from_pretrained.")
         constants = format.constants(structure)
         self._set_up(structure, device, budget.dtype, **options)
-        self._constants = constants
+        self._constants.update(constants)
         self.reset_parameters()
 
     def _set_up(
@@ -96,6 +95,7 @@ class StructuredTable(nn.Module):
         self.scale_grad_by_freq = scale_grad_by_freq
         self.std, self.impl = std, impl
         self.fit_error: float | None = None
+        self._constants = {}
         self._make_tensors(device, dtype)
 
     def _make_tensors(self, device: torch.device | str | None, dtype: torch.dtype) -> None:
@@ -175,14 +175,13 @@ class StructuredTable(nn.Module):
         # Half precisions are drawn in single, so that rounding does not bend the scale.
         half = (torch.float16, torch.bfloat16)
         drawn = {name: t.float() if t.dtype in half else t for name, t in params.items()}
-        for name, tensor in self._constants.items():
-            drawn[name].copy_(tensor)
+        drawn |= {name: held.to(drawn[name].device) for name, held in self._constants.items() if held is not None}
         self.structure.initialise(drawn, std)
         for name, tensor in params.items():
             tensor.copy_(drawn[name])
             if tensor.is_floating_point() and not (bool(torch.isfinite(tensor).all()) and bool(tensor.any())):
                 raise ValueError(f"std={std:g} is outside what tensors of {tensor.dtype} can hold; choose another.")
-        self._constants = {name: getattr(self, name) for name in self._constants}  # held once, and what is loaded stays
+        self._constants.update(dict.fromkeys(self._constants))
         if self.padding_row is not None:
             self.padding_row.zero_()
         self.fit_error = None
@@ -284,8 +283,18 @@ class StructuredTable(nn.Module):
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         before = self._own()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._keep_constants(before)
         self._settle(before)
         return self
+
+    def _keep_constants(self, before: Mapping[str, Tensor | None]) -> None:
+        """After a move, which may have left nothing but empty memory: constants cannot be drawn anew."""
+        for name, constant in self._constants.items():
+            old, new = before[name], getattr(self, name)
+            if constant is None and new.is_meta:
+                self._constants[name] = old
+            elif constant is None and new is not old:
+                new.copy_(old)
 
     def _settle(self, before: Mapping[str, Tensor | None]) -> None:
         """After tensors were replaced: all that share them have the new ones."""
@@ -302,6 +311,7 @@ class StructuredTable(nn.Module):
         """
         for name in shared_names(self):
             setattr(self, name, getattr(source, name))
+        self._constants = source._constants
         deviation = source._deviation()
         if source._peers is None:
             source._peers = Peers(source)
@@ -339,14 +349,21 @@ class StructuredTable(nn.Module):
             args[-1].append(f"{prefix.removesuffix('.') or type(self).__name__}: {error}")
             return
         super()._load_from_state_dict(state_dict, prefix, *args)
+        for name in self._constants if not args[-1] else ():
+            if prefix + name in state_dict and not getattr(self, name).is_meta:
+                self._constants[name] = None
         self._settle(before)  # tensors may have been assigned and not copied into
 
     def _check_state(self, state_dict: Mapping[str, Any], prefix: str) -> None:
         """``ValueError`` for numbers that no table of this structure has; shapes are torch's to refuse."""
-        specs, own = self.structure.tensors(), self.params()
-        state = {spec.name: state_dict.get(prefix + spec.name, own[spec.name]) for spec in specs}
-        plain = all(type(t) in (Tensor, nn.Parameter) and not t.is_meta for t in state.values())
-        if plain and all(state[spec.name].shape == spec.shape for spec in specs):
+        state, readable = {}, True
+        for spec in self.structure.tensors():
+            if spec.dtype is not None:
+                given = state[spec.name] = state_dict.get(prefix + spec.name, getattr(self, spec.name))
+                if torch.is_tensor(given) and not torch.can_cast(given.dtype, spec.dtype):
+                    raise ValueError(f"{spec.name} is {given.dtype}, and holds whole numbers: give it as {spec.dtype}.")
+                readable &= type(given) in (Tensor, nn.Parameter) and not given.is_meta and given.shape == spec.shape
+        if readable:
             self.structure.check_values(state)
 
 

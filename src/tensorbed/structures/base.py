@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tensorbed.backends.scores.scoring import Cost, RowScores, Scoring
 from tensorbed.checks import require_positive
-from tensorbed.dispatch import BACKENDS, Asked, World, chosen, working_dtype, world_of
+from tensorbed.dispatch import BACKENDS, Asked, World, chosen, handed_on, working_dtype, world_of
 from tensorbed.structures.explanation import Explanation
 
 Params = Mapping[str, Tensor]
@@ -56,6 +56,7 @@ class Structure(ABC):
     fits_exactly: ClassVar[bool] = True  # whether fitting a table of this kind gives it back
     making: ClassVar[type | None] = None  # of what :meth:`made_of` returns
     packs: ClassVar[bool] = False  # whether it has ``packed``: what is stored when training is over is another kind
+    hands_on: ClassVar[bool] = False  # whether it has ``handed_on``: eagerly rows are asked of another table instead
     refuses_rows: ClassVar[bool] = False  # whether :meth:`eager_rows` itself refuses indices outside the table
     takes_half: ClassVar[bool] = False  # whether take, full and block are given half precision, and round it once
 
@@ -133,7 +134,8 @@ class Structure(ABC):
         self, p: Params, index: Tensor, impl: str = "auto", world: World | None = None
     ) -> Tensor:  # (n,) -> (n, cols)
         """Rows by the named backend, one of :attr:`impls`; in half precision rounded once."""
-        asked, world = Asked(self, p, self.made_of(p), index, impl), world or world_of(index)
+        world = world or world_of(index)
+        asked = handed_on(Asked(self, p, self.made_of(p), index, impl), world)
         return chosen(asked, world).compute([asked], world)
 
     def made_of(self, p: Params) -> Any:
@@ -198,7 +200,10 @@ class Structure(ABC):
         return self.lookup(p, torch.arange(start, stop, device=next(iter(p.values())).device), impl)
 
     def check_values(self, p: Params) -> None:  # noqa: B027
-        """``ValueError`` for tensors of the right shapes and dtypes that no table of this structure has."""
+        """``ValueError`` for tensors of the right shapes and dtypes that no table of this structure has.
+
+        Floats of the layer's dtype may all be; the others alone are sure to be given.
+        """
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         """Draw the tensors in place so that the table's entries have mean 0 and exactly this standard deviation."""
@@ -233,11 +238,13 @@ def rounded(made: Tensor, p: Params) -> Tensor:
 def each_once(
     rows_of: Callable[[Tensor], Tensor], index: Tensor, cols: int, dtype: torch.dtype
 ) -> Tensor:  # (n,) -> (n, cols)
-    """Eagerly: what ``rows_of`` makes, where it would not stay in the cache of equal indices one row.
+    """Rows of equal indices are made once, where the batch would not stay in the cache. For eager calls.
 
     Not in half precision, in which torch would add up the gradients of equal indices.
     """
     if index.shape[0] * cols <= _CACHED or dtype.itemsize < 4:
+        return rows_of(index)
+    if bool((index[1:] > index[:-1]).all()):  # none is equal to another: bags and tables around this one ask so
         return rows_of(index)
     unique, place = torch.unique(index, return_inverse=True)
     return F.embedding(place, rows_of(unique))

@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.parts import Located, put_together
+from tensorbed.backends.parts import Located, all_codes, put_together
 from tensorbed.backends.scores.scoring import JoinedScores, Scoring, joined_scorings
+from tensorbed.dispatch import World
 from tensorbed.structures.base import Params, Structure, TensorSpec, each_once
 from tensorbed.structures.explanation import Explanation
 from tensorbed.structures.formats import Budget, Fit, Format, Use, fitted
@@ -87,30 +88,33 @@ class ComposedMatrix(Structure):
 
     def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         """By the kernels of the parts: one call where all parts are codes, else each into its rows of one output."""
-        if len(self.parts) == 1:
-            ((part, tensors),), ((ids, _),) = self.with_tensors(p), self.located(p, index).split()
-            return part.lookup(tensors, ids)
+        parts = self.with_tensors(p)
         dtype = next(tensor.dtype for tensor in p.values() if tensor.is_floating_point())
+        codes = all_codes((part.made_of(own) for part, own in parts), dtype, self.cols)
+        if codes is not None:
+            out = self._empty_rows(index, dtype)
+            if self.located(p, index).fill(out, codes):
+                return out
         return each_once(partial(self._joined_rows, p, dtype), index, self.cols, dtype)
 
-    def _joined_rows(self, p: Params, dtype: torch.dtype, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+    def _empty_rows(self, index: Tensor, dtype: torch.dtype) -> Tensor:  # (n,) -> (n, cols)
         # Before all that is smaller: allocators then have the memory of the last batch's rows for it, and no new pages.
-        out = torch.empty(index.shape[0], self.cols, dtype=dtype, device=index.device)
-        parts, located = self.with_tensors(p), self.located(p, index)
-        if located.fill(out, (part.made_of(own) for part, own in parts)):
-            return out
-        pairs = zip(parts, located.split(), strict=True)
+        return torch.empty(index.shape[0], self.cols, dtype=dtype, device=index.device)
+
+    def _joined_rows(self, p: Params, dtype: torch.dtype, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        out = self._empty_rows(index, dtype)
+        pairs = zip(self.with_tensors(p), self.located(p, index).split(), strict=True)
         # Parts that train and have no row here are asked for none: as rows of torch.nn.Embedding that nobody looks up
         # they have a gradient of zeros, for which DistributedDataParallel waits.
         asked = [(part, own, ids, at) for (part, own), (ids, at) in pairs if ids.shape[0] or _trains(own)]
         if len(asked) == 1:
             part, tensors, ids, _ = asked[0]
-            return part.lookup(tensors, ids)
+            return part.lookup(tensors, ids, world=World.EAGER)
         if any(_trains(own) for _, own, _, _ in asked):
-            rows = [part.lookup(own, ids) for part, own, ids, _ in asked]
+            rows = [part.lookup(own, ids, world=World.EAGER) for part, own, ids, _ in asked]
             return put_together(out, [at for _, _, _, at in asked], rows)
         for part, tensors, ids, at in asked:
-            out.index_copy_(0, at, part.lookup(tensors, ids))
+            out.index_copy_(0, at, part.lookup(tensors, ids, world=World.EAGER))
         return out
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
@@ -121,8 +125,8 @@ class ComposedMatrix(Structure):
 
     def check_values(self, p: Params) -> None:
         self.check_own(p)
-        for part, tensors in self.with_tensors(p):
-            part.check_values(tensors)
+        for part, names in zip(self.parts, self.names, strict=True):
+            part.check_values({name: p[known] for name, known in names.items() if known in p})
 
     def initialise(self, p: Params, std: float, generator: torch.Generator | None = None) -> None:
         """Each part with this standard deviation. Where rows are is not drawn: those tensors have their values."""

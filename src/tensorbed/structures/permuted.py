@@ -10,8 +10,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tensorbed.backends.parts import Located, Share
+from tensorbed.backends.parts import AskedOfPart, Located
 from tensorbed.decompose.clusters import clustered
+from tensorbed.dispatch import Asked, World, checked_indices
 from tensorbed.structures.base import Params, Structure, TensorSpec
 from tensorbed.structures.formats import Budget, Fit, Format, Use, require_format
 from tensorbed.structures.parts import ComposedMatrix, constants_of_parts, described, fit_part, joined
@@ -32,6 +33,7 @@ class PermutedMatrix(ComposedMatrix):
     """
 
     noun = "permuted rows"
+    hands_on = True
 
     part_text: str
 
@@ -51,7 +53,17 @@ class PermutedMatrix(ComposedMatrix):
 
     def located(self, p: Params, index: Tensor) -> Located:  # (n,)
         everywhere = torch.arange(index.shape[0], device=index.device)
-        return Located([Share(p["places"].index_select(0, index).long(), everywhere)])
+        return Located([AskedOfPart(p["places"].index_select(0, index).long(), everywhere)])
+
+    def handed_on(self, asked: Asked) -> Asked:
+        """Of its part, whose kernels then compute all tables of a collection at once."""
+        index = asked.ids if asked.checked else checked_indices(asked.ids, self.rows, World.EAGER)
+        ((part, tensors),), places = self.with_tensors(asked.params), asked.params["places"]
+        padding = None if asked.padding_idx is None else int(places[asked.padding_idx])
+        ids = places.index_select(0, index).long()
+        of_part = {"table": part, "params": tensors, "made_of": part.made_of(tensors)}
+        # Not checked: the order comes with the tensors, and may be damaged.
+        return asked._replace(**of_part, ids=ids, padding_idx=padding, checked=False)
 
     def scored_rows(self, own: Sequence[Tensor]) -> Tensor:  # -> (rows,)
         return _inverse(own[0].long())

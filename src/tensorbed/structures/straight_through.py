@@ -65,12 +65,19 @@ class StraightThroughMatrix(DenseMatrix):
         return self.read(p["table"])
 
     def read(self, rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:  # (n, cols) -> (n, cols)
-        """Rows as their codes say; in another dtype from the same codes, steps and scales."""
-        codes, steps, scale = self._coded(rows)
-        return self.stored.made(codes, steps, scale.to(dtype or scale.dtype))
+        """Rows as their codes say, differentiable; in another dtype from the same codes, steps and scales."""
+        shares, steps, scale = self._shares(rows)
+        codes = shares.detach().round().clamp(-self.stored.reach, self.stored.reach - 1)
+        # The difference of a number and its code is exact, and so is what it is added to.
+        return self.stored.made(shares + (codes - shares.detach()), steps, scale.to(dtype or scale.dtype))
 
-    def _coded(self, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:  # -> (n, cols), (n, groups), (n, 1)
-        """Codes, whole numbers as floats with the gradient of what was rounded to them, steps and scales."""
+    def values(self, rows: Tensor) -> Tensor:  # (n, cols) -> (n, cols)
+        """The same bits, in fewer passes and without a derivative."""
+        shares, steps, scale = self._shares(rows.detach())
+        return self.stored.made(self._codes(shares), steps, scale)
+
+    def _shares(self, rows: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:  # -> (n, cols), (n, groups), (n, 1)
+        """What is rounded to codes, in codes, differentiable; steps and scales."""
         stored = self.stored
         wide = rows.to(torch.promote_types(rows.dtype, torch.float32))
         steps, scale = self._steps(wide.detach())
@@ -79,24 +86,25 @@ class StraightThroughMatrix(DenseMatrix):
         if steps is not None:
             width = width * (stored.spread(steps) / STEPS)
         # Numbers so small that a width is none are codes of 0.
-        shares = wide / torch.where(width == 0, 1, width)
-        codes = shares.detach().round().clamp(-stored.reach, stored.reach - 1)
-        if not torch.is_grad_enabled():
-            return codes.add_(0), steps, scale  # a code of zero has no sign
-        # The difference of a number and its code is exact, and so is what it is added to.
-        return shares + (codes - shares.detach()), steps, scale
+        return wide / torch.where(width == 0, 1, width), steps, scale
+
+    def _codes(self, shares: Tensor) -> Tensor:  # (n, cols) -> (n, cols)
+        """Whole numbers as floats, in place; a zero has no sign."""
+        return shares.round_().clamp_(-self.stored.reach, self.stored.reach - 1).add_(0)
 
     def _steps(self, rows: Tensor) -> tuple[Tensor | None, Tensor]:  # (n, cols) -> (n, groups), (n, 1)
         """The larger side of a group has the code that reaches further, so that steps have a sign.
 
         Groups of zeros have a step as well, and rows of zeros a scale: their gradients pass too.
         """
+        if self.group >= self.cols:
+            low, high = rows.aminmax(dim=1, keepdim=True)
+            most = torch.where(high >= -low, -high, -low)
+            return None, torch.where(most == 0, 1, most)
         groups = F.pad(rows, (0, -self.cols % self.group)) if self.cols % self.group else rows
         low, high = groups.unflatten(1, (-1, self.group)).aminmax(dim=2)
         top, sign = torch.maximum(high, -low), torch.where(high >= -low, -1, 1).to(rows.dtype)
         most = top.amax(1, keepdim=True)
-        if self.group >= self.cols:
-            return None, torch.where(most == 0, 1, most * sign)
         most = torch.where(most == 0, 1, most)
         steps = (top / most * (STEPS - 1)).round().clamp_min(1) * sign
         return steps, most * (STEPS / (STEPS - 1))
@@ -124,9 +132,9 @@ class StraightThroughMatrix(DenseMatrix):
         table = p["table"].normal_(generator=generator)
         blocks = table.split(max(1, _BLOCK // self.cols))
         for block in blocks:
-            block.copy_(self.read(block))
+            block.copy_(self.values(block))
         # Of what is read again: small groups beside large ones are not always read as they were rounded.
-        norms = [torch.linalg.vector_norm(self.read(block), dtype=torch.float64) for block in blocks]
+        norms = [torch.linalg.vector_norm(self.values(block), dtype=torch.float64) for block in blocks]
         table.mul_(std / float(torch.stack(norms).square().sum() / table.numel()) ** 0.5)
 
     def packed(self, p: Params) -> tuple[Structure, Params]:
@@ -135,7 +143,8 @@ class StraightThroughMatrix(DenseMatrix):
         return self.stored, in_blocks(self.stored, table, table.dtype, "packing rows", self._packed)
 
     def _packed(self, rows: Tensor) -> dict[str, Tensor]:  # (n, cols)
-        codes, steps, scale = self._coded(rows)
+        shares, steps, scale = self._shares(rows.detach())
+        codes = self._codes(shares)
         found = {"codes": codes.to(torch.int8) if self.bits == 8 else packed(codes), "scale": scale}
         return found if steps is None else {**found, "steps": steps.to(torch.int8)}
 
@@ -148,7 +157,7 @@ class _Read(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, structure: StraightThroughMatrix) -> Tensor:  # (n, cols) -> (n, cols)
-        return structure.read(rows)
+        return structure.values(rows)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
