@@ -13,13 +13,14 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 # TENSORBED_NATIVE=0 leaves them out.
 TENSORBED_NATIVE ?= $(if $(shell command -v $(CXX)),1,auto)
 
-.PHONY: demo test test-slow sanitize lint types bench experiments figures clean help
+.PHONY: demo test test-slow test-spark sanitize lint types bench experiments figures clean help
 .DEFAULT_GOAL := help
 
 help:
 	@echo "make demo       train four small language models with full and compressed tables, a few minutes"
 	@echo "make test       lint, types and the whole test suite"
 	@echo "make test-slow  checks that take minutes"
+	@echo "make test-spark preparation of click-through data by Spark, which needs a Java runtime"
 	@echo "make sanitize   the tests of the kernels under AddressSanitizer and UBSan (Linux, GCC)"
 	@echo "make bench      lookups and heads side by side with others, about half an hour, 10 GB of memory, into out/bench"
 	@echo "make experiments  install and tell how to run the paper's tasks; DATA=folder trains a tiny slice of one"
@@ -53,8 +54,17 @@ demo: .venv/.installed
 
 # Once more where it differs: an install without a compiler computes in PyTorch alone.
 test: lint types .venv/.models
-	$(PYTEST) -m "not slow"
+	$(PYTEST) -m "not slow and not spark"
 	TENSORBED_NATIVE=0 $(PYTEST) -m "without_kernels and not slow" tests/test_conformance.py tests/test_explain.py tests/nn
+
+# Spark brings 0.4 GB and wants a Java runtime (Debian: default-jre-headless).
+.venv/.spark: .venv/.installed
+	@echo "About to download Spark: 0.4 GB."
+	TENSORBED_NATIVE=$(TENSORBED_NATIVE) $(PIP) --no-build-isolation -e '.[spark]'
+	@touch $@
+
+test-spark: .venv/.spark
+	$(BIN)/python -m pytest -m spark tests/experiments/test_click_through_spark.py
 
 test-slow: .venv/.models
 	$(PYTEST) -m slow

@@ -17,7 +17,7 @@ EXTRAS = PROJECT["project"]["optional-dependencies"]
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "Makefile", *(ROOT / "docs").glob("*.md")]
 SOURCES = [file for folder in ("src", "experiments", "benchmarks") for file in (ROOT / folder).rglob("*.py")]
 # Modules whose package has another name.
-PACKAGES = {"tltorch": "tensorly-torch", "pytorch_optimizer": "pytorch-optimizer"}
+PACKAGES = {"tltorch": "tensorly-torch", "pytorch_optimizer": "pytorch-optimizer", "ibis": "ibis-framework"}
 
 
 DEMO = ("experiments/__main__.py", "experiments/lab", "experiments/tasks/source_code")
@@ -86,8 +86,9 @@ def imported(*places):
 def test_extras_bring_what_is_imported(extras, places):
     brought = names(line for name in extras for line in EXTRAS[name]) | names(PROJECT["project"]["dependencies"])
     # Of the integration: sentence-transformers is used where it is. torchTT is built by make bench. What the demo does
-    # not use of the laboratory is an optimiser, and what fetches public data.
-    others = {"sentence_transformers", "torchtt", "pytorch-optimizer", *(["datasets"] if extras == ("demo",) else [])}
+    # not use of the laboratory is an optimiser, and what fetches public data. Spark has an extra of its own.
+    others = {"sentence_transformers", "torchtt", "pytorch-optimizer", "pyspark"}
+    others |= {"datasets"} if extras == ("demo",) else set()
     assert imported(*places) - brought <= others
 
 

@@ -136,3 +136,25 @@ def row(path: Path, content: str = ROW, **changes):
     lines += [f"{name} = {json.dumps(value)}" for name, value in changes.items()]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+def criteo_rows(count=600, seed=7):
+    """Raw rows of Criteo's format, some fields missing, the later ones with values that the earlier ones have not."""
+    draw = random.Random(seed)
+    rows = []
+    for k in range(count):
+        numbers = ["" if draw.random() < 0.1 else str(draw.choice((-2, 0, 1, 3, 40, 4000, 99999))) for _ in range(13)]
+        shades = [min(int(draw.paretovariate(0.7)), 20 + k // 10) for _ in range(26)]
+        categories = ["" if draw.random() < 0.05 else f"{shade * 2654435761 % 2**32:08x}" for shade in shades]
+        rows.append("\t".join([str(int(draw.random() < 0.3 + 0.4 * (shades[0] > 2))), *numbers, *categories]))
+    return rows
+
+
+def book_crossing(folder: Path, readers=40, books=30):
+    """Ratings of every third pair, an implicit one among three; titles with commas, books that nobody knows."""
+    draw = random.Random(8)
+    pairs = [(reader, book) for reader in range(readers) for book in range(books) if draw.random() < 0.4]
+    ratings = [f"{reader},{book:010},{draw.choice((0, 5, 8, 10, 10)) if book % 2 else 3}" for reader, book in pairs]
+    known = [f'{book:010},"Author, {book // 3}",{1990 + book % 5},Häuser {book % 4}' for book in range(books - 4)]
+    pack(folder / "book-crossing" / "ratings.csv.gz", ["user_id,isbn,rating", *ratings])
+    pack(folder / "book-crossing" / "books.csv.gz", ["isbn,author,year,publisher", *known])

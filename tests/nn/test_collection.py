@@ -311,7 +311,7 @@ IDS = torch.zeros(3, dtype=torch.int64)
         (drawn_ids(3)[:, :3], ValueError, r"ids has shape \(3, 3\); \(B, 4\) is needed, .*: C1, C2, C3, C4"),
         (drawn_ids(3)[0], ValueError, r"ids has shape \(4,\)"),
         (drawn_ids(3).float(), TypeError, "ids must be int32 or int64, got float32"),
-        ([1, 2], TypeError, r"give ids as a tensor \(B, 4\) or as a mapping from names, got list"),
+        ([1, 2], TypeError, r"give ids as a tensor \(B, 4\), as a mapping from names or as a Keyed"),
         ({k: v for k, v in drawn_bags(3).items() if k != "C2"}, ValueError, "no ids for C2. The tables are C1, C2"),
         ({**drawn_bags(3), "C9": IDS}, ValueError, "no table C9. The tables are C1"),
         ({"C9": IDS}, ValueError, "no ids for C1, C2, C3, C4; no table C9"),

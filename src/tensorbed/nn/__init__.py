@@ -1,6 +1,6 @@
 """Layers: drop-in replacements for ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag`` over any structure."""
 
-from tensorbed.nn.collection import EmbeddingBagCollection, Pooled
+from tensorbed.nn.collection import EmbeddingBagCollection, KeyedPooled, Pooled
 from tensorbed.nn.embedding import Embedding, EmbeddingBag
 from tensorbed.nn.head import EmbeddingAndHead, Head, embedding_and_head
 from tensorbed.nn.shorthands import TTEmbedding, TTEmbeddingBag, TTHead
@@ -11,6 +11,7 @@ __all__ = [
     "EmbeddingBag",
     "EmbeddingBagCollection",
     "Head",
+    "KeyedPooled",
     "Pooled",
     "TTEmbedding",
     "TTEmbeddingBag",

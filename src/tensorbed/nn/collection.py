@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Self, Unpack
+from itertools import accumulate
+from typing import Any, NamedTuple, Protocol, Self, Unpack, overload
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,48 @@ class Pooled(NamedTuple):
 _register_namedtuple(Pooled, serialized_type_name="tensorbed.nn.Pooled")
 
 
+class Jagged(Protocol):
+    """What is asked of TorchRec's ``KeyedJaggedTensor``: bags of ids, one key after another."""
+
+    def keys(self) -> list[str]: ...
+    def values(self) -> Tensor: ...
+    def weights_or_none(self) -> Tensor | None: ...
+    def offsets(self) -> Tensor: ...
+    def offset_per_key(self) -> list[int]: ...
+    def stride_per_key(self) -> list[int]: ...
+
+
+class KeyedPooled:
+    """What a collection returns for a ``KeyedJaggedTensor``: the methods of TorchRec's ``KeyedTensor``."""
+
+    def __init__(self, pooled: Pooled) -> None:
+        self._pooled = pooled
+
+    def keys(self) -> list[str]:
+        return list(self._pooled.split)
+
+    def values(self) -> Tensor:
+        return self._pooled.values
+
+    def key_dim(self) -> int:
+        return 1
+
+    def length_per_key(self) -> list[int]:
+        return [values.shape[1] for values in self._pooled.split.values()]
+
+    def offset_per_key(self) -> list[int]:
+        return [0, *accumulate(self.length_per_key())]
+
+    def to_dict(self) -> dict[str, Tensor]:
+        return dict(self._pooled.split)
+
+    def device(self) -> torch.device:
+        return self._pooled.values.device
+
+    def __getitem__(self, key: str) -> Tensor:
+        return self._pooled.split[key]
+
+
 class EmbeddingBagCollection(nn.Module):
     """Named :class:`EmbeddingBag` layers called as one, such as the 26 id fields of Criteo.
 
@@ -50,8 +93,9 @@ class EmbeddingBagCollection(nn.Module):
     Shape:
         - input: ``(B, F)``, int32 or int64, one id a table, columns in the order of ``names``; or by name what each
           layer takes: ids ``(B, L)``, ``(ids, offsets)`` or ``(ids, offsets, per_sample_weights)``, every table ``B``
-          bags
-        - output: :class:`Pooled`, values ``(B, embedding_dim)`` and their split by name
+          bags; or TorchRec's ``KeyedJaggedTensor``, whose keys that no table has are left alone
+        - output: :class:`Pooled`, values ``(B, embedding_dim)`` and their split by name; for a ``KeyedJaggedTensor``
+          :class:`KeyedPooled`, which has the methods of a ``KeyedTensor``
 
     Example::
 
@@ -120,20 +164,40 @@ class EmbeddingBagCollection(nn.Module):
         """Columns of all tables together."""
         return sum(self.dims.values())
 
-    def forward(self, input: Tensor | Mapping[str, Arguments]) -> Pooled:
+    @overload
+    def forward(self, input: Tensor | Mapping[str, Arguments]) -> Pooled: ...
+    @overload
+    def forward(self, input: Jagged) -> KeyedPooled: ...
+    def forward(self, input: Tensor | Mapping[str, Arguments] | Jagged) -> Pooled | KeyedPooled:
         asked, world = self._asked(input)
         # Here all work is known before any is done: the compiled kernels do theirs in one call.
         values, dims = pooled(asked, world), self.dims
         # One split, not a slice each: its gradient is put together once instead of added up table by table.
-        return Pooled(values, dict(zip(dims, values.split(list(dims.values()), dim=1), strict=True)))
+        by_name = Pooled(values, dict(zip(dims, values.split(list(dims.values()), dim=1), strict=True)))
+        return KeyedPooled(by_name) if _is_jagged(input) else by_name
 
-    def explain(self, input: Tensor | Mapping[str, Arguments]) -> Explanations:
+    def explain(self, input: Tensor | Mapping[str, Arguments] | Jagged) -> Explanations:
         """What :meth:`forward` would do with these ids, counted and not done, table by table and in total."""
         asked, world = self._asked(input)
         return Explanations({name: explain_bags(own, world) for name, own in zip(self.names, asked, strict=True)})
 
-    def _asked(self, input: Tensor | Mapping[str, Arguments]) -> tuple[list[Asked], World]:
-        return self._columns(input) if isinstance(input, Tensor) else self._by_name(input)
+    def _asked(self, input: Any) -> tuple[list[Asked], World]:
+        if isinstance(input, Tensor):
+            return self._columns(input)
+        return self._by_name(self._bags(input) if _is_jagged(input) else input)
+
+    def _bags(self, jagged: Jagged) -> dict[str, Arguments]:
+        """Bags by name from those of all keys, one after another; only keys that a table has."""
+        values, weights, offsets = jagged.values(), jagged.weights_or_none(), jagged.offsets()
+        bags: dict[str, Arguments] = {}
+        first, bounds = 0, jagged.offset_per_key()
+        for name, count, start, end in zip(jagged.keys(), jagged.stride_per_key(), bounds, bounds[1:], strict=False):
+            if name in self.tables:
+                last = count + self.tables[name].include_last_offset  # type: ignore[operator]
+                own = offsets[first : first + last] - start
+                bags[name] = (values[start:end], own, None if weights is None else weights[start:end])
+            first += count
+        return bags
 
     def _columns(self, ids: Tensor) -> tuple[list[Asked], World]:
         """One id of each table a row, from ``(B, F)``: bags of one id each are rows, and padding is zero."""
@@ -148,7 +212,8 @@ class EmbeddingBagCollection(nn.Module):
     def _by_name(self, given: Mapping[str, Arguments]) -> tuple[list[Asked], World]:
         if not isinstance(given, Mapping):
             raise TypeError(
-                f"give ids as a tensor (B, {len(self.names)}) or as a mapping from names, got {type(given).__name__}."
+                f"give ids as a tensor (B, {len(self.names)}), as a mapping from names or as a KeyedJaggedTensor, "
+                f"got {type(given).__name__}."
             )
         missing = [name for name in self.names if name not in given]
         unknown = [str(name) for name in given if name not in self.tables]
@@ -190,6 +255,14 @@ class EmbeddingBagCollection(nn.Module):
             f"{len(self.names)} tables, embedding_dim={self.embedding_dim}, parameters={numbers:,}, "
             f"ratio={self.compression_ratio:.4g}"
         )
+
+
+def _is_jagged(given: object) -> bool:
+    """A ``KeyedJaggedTensor``, told by what it can do: TorchRec need not be there."""
+    if isinstance(given, Tensor | Mapping):
+        return False
+    names = ("keys", "values", "weights_or_none", "offsets", "offset_per_key", "stride_per_key")
+    return all(hasattr(given, name) for name in names)
 
 
 def _check_tables(tables: Mapping[str, EmbeddingBag]) -> None:

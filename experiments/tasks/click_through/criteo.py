@@ -1,0 +1,64 @@
+"""Criteo's raw rows: a label, 13 whole numbers and 26 hexadecimal categories, tabs between; fields may be missing.
+
+What SQL does with all rows at once (``expressions.py``) is done here with one: values as texts, and what is wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+
+NUMBERS = tuple(f"I{k}" for k in range(1, 14))
+CATEGORIES = tuple(f"C{k}" for k in range(1, 27))
+FEATURES = NUMBERS + CATEGORIES
+FIELDS = 1 + len(FEATURES)
+BINS = ("squared-log", "none")  # of the numbers
+MISSING = ""  # a value like any other
+_LABEL, _NUMBER, _CATEGORY = "[01]", "-?[0-9]{1,10}", "[0-9a-f]{1,8}"
+# Of a whole row, and read alike by RE2, Java and Python.
+GOOD_ROW = rf"^{_LABEL}(?:\t(?:{_NUMBER})?){{13}}(?:\t(?:{_CATEGORY})?){{26}}$"
+_GOOD_ROW = re.compile(GOOD_ROW[:-1] + r"\Z")
+
+
+def is_good(row: str) -> bool:
+    """Whether it is of the format."""
+    return _GOOD_ROW.match(row) is not None
+
+
+def problem(row: str) -> str:
+    """What is wrong with a row, or nothing."""
+    if is_good(row):
+        return ""
+    fields = row.split("\t")
+    if len(fields) != FIELDS:
+        others = {sign: row.count(sign) for sign in ",;| " if row.count(sign) >= FIELDS - 1}
+        hint = f" It has {max(others.values())} of {max(others, key=others.__getitem__)!r}: put tabs." if others else ""
+        return f"{len(fields)} fields; {FIELDS} are needed, tabs between: a label, 13 numbers, 26 categories.{hint}"
+    if fields[0] not in ("0", "1"):
+        return f"the label is {_shown(fields[0])}; it must be 0 or 1."
+    for name, field in zip(FEATURES, fields[1:], strict=True):
+        form, needed = (_NUMBER, "a whole number of at most 10 digits")
+        if name in CATEGORIES:
+            form, needed = (_CATEGORY, "1 to 8 hexadecimal digits in lower case")
+        if field and not re.fullmatch(form, field):
+            return f"{name} is {_shown(field)}; {needed}, or nothing, is needed."
+    raise AssertionError(row)
+
+
+def _shown(field: str) -> str:
+    return ascii(field if len(field) <= 40 else field[:40] + "...")
+
+
+def values(fields: Iterable[str], bins: str) -> list[str]:
+    """The 39 fields of a good row, numbers in bins."""
+    return [
+        number_in_bins(field, bins) if field and name in NUMBERS else field
+        for name, field in zip(FEATURES, fields, strict=True)
+    ]
+
+
+def number_in_bins(field: str, bins: str) -> str:
+    """Numbers up to 2 are themselves; those above are 2 more than the floor of their squared logarithm."""
+    number = int(field)
+    return str(number if bins == "none" or number <= 2 else 2 + math.floor(math.log(number) ** 2))

@@ -1,0 +1,164 @@
+"""What computes the expressions of preparation: DuckDB in the process, or Spark where data is beyond one machine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import ibis
+import pyarrow.parquet as pq
+
+from experiments.lab.errors import ExperimentError
+from experiments.tasks.click_through.prepared import SPLITS
+
+_NO_DELIMITER = "\x01\x02\x03\x04"  # a line is one column
+Shares = tuple[float, float]  # of validation and test
+
+
+def split_sizes(count: int, shares: Shares) -> dict[str, int]:
+    """Of rows, or of files, in order."""
+    validation, test = (round(share * count) for share in shares)
+    return dict(zip(SPLITS, (count - validation - test, validation, test), strict=True))
+
+
+class Engine(ABC):
+    """Tables and files of an engine; what is computed is not told here."""
+
+    kept: ClassVar[tuple[str, ...]] = ()  # columns of lines that rows have, too
+    errors: tuple[type[Exception], ...]
+    connection: Any
+
+    @abstractmethod
+    def lines(self, files: Sequence[Path]) -> Any:
+        """Every line as one text, ``line``, and its ``filename``."""
+
+    @abstractmethod
+    def table(self, name: str, expression: Any) -> Any:
+        """Computed once and kept."""
+
+    @abstractmethod
+    def splits(self, rows: Any, shares: Shares) -> dict[str, Any]:
+        """The rows of each split, with a ``place`` to be ordered by."""
+
+    @abstractmethod
+    def write(self, expression: Any, path: Path, row_group: int) -> None:
+        """A Parquet file."""
+
+    def share(self) -> float:
+        """Of what is computed now, in percent; negative where it is not known."""
+        return -1.0
+
+    def close(self) -> None:
+        self.connection.disconnect()
+
+
+class DuckDB(Engine):
+    """Keeps the order of lines, streams, and spills beyond its memory."""
+
+    def __init__(self, folder: Path, memory: str) -> None:
+        import duckdb
+
+        self.errors = (duckdb.Error,)
+        options = {"memory_limit": memory, "temp_directory": str(folder / "spilled")}
+        self.connection = ibis.duckdb.connect(folder / "rows.duckdb", **options)
+
+    def lines(self, files: Sequence[Path]) -> Any:
+        return self.connection.read_csv(
+            [str(file) for file in files],
+            table_name="lines",
+            columns={"line": "VARCHAR"},
+            auto_detect=False,
+            header=False,
+            delim=_NO_DELIMITER,
+            quote="",
+            escape="",
+            comment="",
+            encoding="latin-1",  # no byte is refused here
+            strict_mode=False,
+            filename=True,
+        )
+
+    def table(self, name: str, expression: Any) -> Any:
+        return self.connection.create_table(name, expression)
+
+    def splits(self, rows: Any, shares: Shares) -> dict[str, Any]:
+        """In the order of lines, which is that of time."""
+        placed, start, parts = rows.mutate(place=rows.rowid()), 0, {}
+        for split, count in split_sizes(int(rows.count().execute()), shares).items():
+            parts[split] = placed.filter(placed.place >= start, placed.place < start + count)
+            start += count
+        return parts
+
+    def write(self, expression: Any, path: Path, row_group: int) -> None:
+        self.connection.to_parquet(expression, path, ROW_GROUP_SIZE=row_group)
+
+    def share(self) -> float:
+        return float(self.connection.con.query_progress())
+
+
+class Spark(Engine):
+    """Keeps no order of lines: files are split in the order of their names, such as one a day."""
+
+    kept = ("filename",)
+
+    def __init__(self, folder: Path, memory: str) -> None:
+        try:
+            from pyspark import SparkConf
+            from pyspark.errors import PySparkException
+            from pyspark.sql import SparkSession
+        except ImportError:
+            raise ExperimentError("--engine spark needs pip install '.[spark]', and a Java runtime.") from None
+        self.folder, self.errors = folder, (PySparkException,)
+        settings = SparkConf().setIfMissing("spark.master", "local[*]").setIfMissing("spark.ui.enabled", "false")
+        settings.setIfMissing("spark.driver.memory", memory.lower().removesuffix("b"))
+        try:
+            self.session = SparkSession.builder.config(conf=settings).getOrCreate()
+        except Exception as error:  # of whatever Java is there
+            raise ExperimentError(f"Spark does not start: {error}. It needs a Java runtime.") from None
+        self.connection = ibis.pyspark.connect(self.session)
+
+    def lines(self, files: Sequence[Path]) -> Any:
+        from pyspark.sql import functions
+
+        lines = self.session.read.text([str(file.absolute()) for file in files])
+        named = lines.select(functions.col("value").alias("line"), functions.input_file_name().alias("filename"))
+        named.createOrReplaceTempView("lines")
+        return self.connection.table("lines")
+
+    def table(self, name: str, expression: Any) -> Any:
+        folder = self.folder / f"{name}.folder"
+        self.connection.to_parquet(expression, str(folder))
+        return self.connection.read_parquet(str(folder), table_name=name)
+
+    def splits(self, rows: Any, shares: Shares) -> dict[str, Any]:
+        files = sorted(rows.filename.name("file").as_table().distinct().file.execute())
+        sizes = split_sizes(len(files), shares)
+        if any(share and not count for share, count in zip(shares, list(sizes.values())[1:], strict=True)):
+            wanted = f"--validation {shares[0]} and --test {shares[1]}"
+            raise ExperimentError(
+                f"Spark splits by files, and {len(files)} are too few for {wanted}; give more of them, such as one a "
+                "day, or --engine duckdb, which splits by lines."
+            )
+        placed, start, parts = rows.mutate(place=rows.filename), 0, {}
+        for split, count in sizes.items():
+            parts[split] = placed.filter(placed.place.isin(files[start : start + count] or [""]))
+            start += count
+        return parts
+
+    def write(self, expression: Any, path: Path, row_group: int) -> None:
+        """Spark writes a folder of files; its rows become one file, a block at a time."""
+        folder = self.folder / f"{path.name}.folder"
+        self.connection.to_parquet(expression, str(folder))
+        parts = [pq.ParquetFile(part) for part in sorted(folder.glob("*.parquet"))]
+        with pq.ParquetWriter(path, parts[0].schema_arrow) as writer:
+            for part in parts:
+                for block in part.iter_batches(row_group):
+                    writer.write_batch(block, row_group)
+
+    def close(self) -> None:
+        self.session.catalog.clearCache()  # whoever started Spark ends it
+
+
+ENGINES = {"duckdb": DuckDB, "spark": Spark}

@@ -1,0 +1,199 @@
+"""Raw rows of clicks become numbers: by frequency, split in order of time, whole or not at all."""
+
+import gzip
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+import small_files as tiny
+
+pytest.importorskip("ibis")
+pytest.importorskip("pyarrow.parquet")
+
+from experiments.lab.errors import ExperimentError
+from experiments.tasks.click_through.criteo import BINS, FEATURES, is_good, number_in_bins, values
+from experiments.tasks.click_through.engines import DuckDB
+from experiments.tasks.click_through.prepare import BAD_ROWS, Preparation
+from experiments.tasks.click_through.prepared import Prepared, map_files
+
+ROWS = tiny.criteo_rows()
+
+
+def write(path, rows, end="\n"):
+    content = "".join(row + end for row in rows).encode("latin-1")
+    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    return path
+
+
+def prepare(raw, out, **options):
+    return Preparation(str(raw), out, **options).run()
+
+
+def contents(prepared, split):
+    """Rows as they lie in the file, label first."""
+    return [tuple(row.values()) for row in prepared.file(split).read().to_pylist()]
+
+
+def expected(rows, least=2, modulo=None, shares=(0.1, 0.1), bins="squared-log"):
+    """By plain counting, row after row."""
+    parted = [row.split("\t") for row in rows]
+    valued = [(int(label), values(fields, bins)) for label, *fields in parted]
+    sizes = [round(share * len(rows)) for share in shares]
+    train = len(rows) - sum(sizes)
+    codes = []
+    for place in range(len(FEATURES)):
+        counts = Counter(fields[place] for _, fields in valued[:train])
+        ranked = sorted((v for v, seen in counts.items() if seen >= least), key=lambda v: (-counts[v], v))
+        codes.append({value: 1 + (k % modulo if modulo else k) for k, value in enumerate(ranked)})
+    coded = [(label, *(of.get(v, 0) for of, v in zip(codes, fields, strict=True))) for label, fields in valued]
+    return coded[:train], coded[train : train + sizes[0]], coded[train + sizes[0] :]
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("criteo")
+    return prepare(write(folder / "raw.txt", ROWS), folder / "out")
+
+
+def test_rows_are_numbered_by_frequency_in_training_and_split_in_order(prepared):
+    for split, rows in zip(("train", "validation", "test"), expected(ROWS), strict=True):
+        assert contents(prepared, split) == rows
+    assert any(0 in row[1:] for row in contents(prepared, "test"))
+    assert prepared.rows == {"train": 480, "validation": 60, "test": 60}
+
+
+def test_tables_have_a_row_for_every_number(prepared):
+    columns = np.array([row for split in ("train", "validation", "test") for row in contents(prepared, split)])[:, 1:]
+    assert (columns.max(0) < list(prepared.tables.values())).all()
+    assert (columns[:480].max(0) + 1 == list(prepared.tables.values())).all()
+
+
+def test_maps_are_sorted_arrays(prepared):
+    for feature in ("I5", "C1", "C26"):
+        known, codes = (np.load(path, mmap_mode="r") for path in map_files(prepared.folder, feature))
+        assert (known[:-1] < known[1:]).all()
+        assert sorted(codes) == list(range(1, prepared.tables[feature]))
+
+
+def test_options_and_many_files_packed_and_not(tmp_path):
+    write(tmp_path / "day_0.txt", ROWS[:250], end="\r\n")
+    write(tmp_path / "day_1.txt.gz", ROWS[250:])
+    options = {"least": 1, "modulo": 7, "shares": (0.2, 0.0), "bins": "none"}
+    prepared = prepare(tmp_path / "day_*", tmp_path / "out", **options)
+    for split, rows in zip(("train", "validation", "test"), expected(ROWS, **options), strict=True):
+        assert contents(prepared, split) == rows
+    assert max(prepared.tables.values()) == 8
+
+
+def test_bins_are_floors_of_squared_logarithms_and_small_numbers_stay_apart():
+    for number in (*range(-5, 3000), 10**6, 10**10 - 1):
+        binned = int(number_in_bins(str(number), BINS[0]))
+        assert binned == (number if number <= 2 else 2 + math.floor(math.log(number) ** 2))
+        assert (binned > 2) == (number > 2)
+        assert number_in_bins(str(number), "none") == str(number)
+
+
+def changed(row, place, field):
+    fields = row.split("\t")
+    return "\t".join([*fields[:place], field, *fields[place + 1 :]])
+
+
+BAD = {
+    ROWS[5] + "\t": "41 fields; 40 are needed, tabs between",
+    ROWS[5].rsplit("\t", 1)[0]: "39 fields; 40 are needed",
+    "": "1 fields; 40 are needed",
+    ROWS[5].replace("\t", ","): "1 fields; 40 are needed.*It has 39 of ',': put tabs",
+    changed(ROWS[5], 0, "2"): "the label is '2'; it must be 0 or 1",
+    changed(ROWS[5], 3, "1.5"): r"I3 is '1.5'; a whole number of at most 10 digits, or nothing",
+    changed(ROWS[5], 18, "zz\xff\x1b[2J"): r"C5 is 'zz\\xff\\x1b\[2J'; 1 to 8 hexadecimal digits",
+    changed(ROWS[5], 39, "123456789"): "C26 is '123456789'",
+}
+
+
+def test_a_bad_row_is_refused_with_file_and_line_and_a_reason(tmp_path):
+    assert all(map(is_good, ROWS))
+    for number, (row, told) in enumerate(BAD.items()):
+        before = ROWS[: number % 2]
+        raw = write(tmp_path / "rows.txt", [*before, row, *ROWS[:30]])
+        with pytest.raises(ExperimentError, match=rf"rows.txt, line {len(before) + 1}: {told}.*--on-bad-row skip"):
+            prepare(raw, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.txt"]
+
+
+def test_bad_rows_are_skipped_counted_and_named(tmp_path, capfd):
+    bad = [*BAD, *BAD]
+    write(tmp_path / "a.txt", ROWS[:300])
+    write(tmp_path / "b.txt.gz", [bad[0], *ROWS[300:400], *bad[1:], *ROWS[400:]])
+    prepared = prepare(tmp_path / "*.txt*", tmp_path / "out", skips_bad_rows=True)
+    for split, rows in zip(("train", "validation", "test"), expected(ROWS), strict=True):
+        assert contents(prepared, split) == rows
+    lines = [1, *range(102, 102 + len(bad) - 1)]
+    listed = (tmp_path / "out" / BAD_ROWS).read_text().splitlines()
+    assert [line.split(": ")[0] for line in listed] == [f"{tmp_path / 'b.txt.gz'}, line {number}" for number in lines]
+    told = capfd.readouterr().err
+    assert f"{len(bad)} bad rows were skipped" in told
+    assert "\x1b[2J" not in told
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"", "rows.txt.* is empty"),
+        (gzip.compress(b""), "rows.txt.gz is empty"),
+        (gzip.compress("\n".join(ROWS).encode())[:-900], "cut short|Unexpected end of GZIP"),
+        (b"a,b\nc,d\n", "no row is good.*line 1: 1 fields"),
+    ],
+)
+def test_files_without_rows_are_refused(tmp_path, content, told):
+    path = tmp_path / ("rows.txt.gz" if content[:1] == b"\x1f" else "rows.txt")
+    path.write_bytes(content)
+    with pytest.raises(ExperimentError, match=told):
+        prepare(path, tmp_path / "out", skips_bad_rows=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_folders_that_are_there_and_files_that_are_not_are_refused(prepared, tmp_path):
+    with pytest.raises(ExperimentError, match="is there already; give another folder"):
+        prepare("raw.txt", prepared.folder)
+    with pytest.raises(ExperimentError, match=r"none\*: there is no such file; a file or a glob"):
+        prepare(tmp_path / "none*", tmp_path / "out")
+    with pytest.raises(ExperimentError, match="shares, below 1 in all"):
+        prepare("raw.txt", tmp_path / "out", shares=(0.5, 0.5))
+
+
+def test_an_interrupted_preparation_leaves_nothing_and_starts_again(prepared, tmp_path, monkeypatch):
+    raw = write(tmp_path / "raw.txt", ROWS)
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DuckDB, "write", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(raw, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["raw.txt"]
+    killed = tmp_path / ".out.new"  # a kill leaves this behind
+    (killed / "work").mkdir(parents=True)
+    (killed / "train.parquet").write_bytes(b"half")
+    again = prepare(raw, tmp_path / "out")
+    assert contents(again, "train") == contents(prepared, "train")
+    assert again.maps == prepared.maps
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "raw.txt"]
+
+
+def test_a_folder_that_is_not_whole_is_refused(prepared, tmp_path):
+    with pytest.raises(ExperimentError, match=r"was not prepared: there is no .*prepared.json"):
+        Prepared.open(tmp_path)
+    for path in prepared.folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    whole = (tmp_path / "test.parquet").read_bytes()
+    (tmp_path / "test.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ExperimentError, match=r"test.parquet is missing, damaged or cut short"):
+        Prepared.open(tmp_path)
+    (tmp_path / "test.parquet").write_bytes((tmp_path / "train.parquet").read_bytes())
+    with pytest.raises(ExperimentError, match=r"test.parquet has 480 rows, and 60 were written"):
+        Prepared.open(tmp_path)
+    (tmp_path / "prepared.json").write_text("{")
+    with pytest.raises(ExperimentError, match=r"prepared.json is damaged"):
+        Prepared.open(tmp_path)
