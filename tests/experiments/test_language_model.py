@@ -391,6 +391,7 @@ def test_novograd_has_the_betas_of_the_paper(monkeypatch):
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this build of torch has no gloo")
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--fsdp", "--accumulate", "2")], ids=["ddp", "fsdp"])
 def test_two_processes_train_one_table_for_both_ends_as_one_does(texts, how, tmp_path, more):
     named = {"dataset": "wikitext-2", "row": "tiny", "format": "tt", "ratio": 2.0}

@@ -287,9 +287,8 @@ def test_a_killed_run_goes_on_bit_for_bit_and_only_with_its_own_vocabulary(how, 
 
 
 @pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this build of torch has no gloo")
-@pytest.mark.parametrize(
-    "more", [("--accumulate", "2"), pytest.param(("--fsdp",), marks=pytest.mark.slow)], ids=["ddp", "fsdp"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [("--accumulate", "2"), ("--fsdp",)], ids=["ddp", "fsdp"])
 def test_two_processes_train_and_translate_as_one_does(multi30k, how, tmp_path, more):
     pytest.importorskip("sacrebleu")
     named = {"dataset": "multi30k", "row": "tiny", **TRAIN}
