@@ -3,8 +3,8 @@
 ``python -m benchmarks.language_model`` times ``head.loss`` and its gradients at the size of WikiText-2, in float32 and
 under bfloat16 autocast, every format beside the plain loss from all logits, in turns. ``--step small`` takes one step
 of a small body between tables of WikiText-103's vocabulary, with the plain loss beside, and ``--step paper`` one of the
-paper's size, each with Adam at a tiny batch in a fresh process: seconds, and the peak of memory beyond what the process
-held before the model.
+paper's size, each with Adam at a tiny batch in a fresh process, in float32 and with ``--half`` under bfloat16 autocast:
+seconds, and the peak of memory beyond what the process held before the model.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def head_peak(format: Format | None, half: bool) -> Extra:
     return peak_beyond(head_step(format, half, 1000), head_step(format, half))
 
 
-def model_step(logits: bool, settings: LanguageModelSettings) -> Callable[[], None]:
+def model_step(logits: bool, half: bool, settings: LanguageModelSettings) -> Callable[[], None]:
     """A model, and one step of Adam."""
     torch.manual_seed(0)
     words = [str(k) for k in range(settings.vocabulary)]
@@ -105,29 +105,30 @@ def model_step(logits: bool, settings: LanguageModelSettings) -> Callable[[], No
 
     def step() -> None:
         optimizer.zero_grad()
-        loss, memory[0] = model(batch, following, memory[0])
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            loss, memory[0] = model(batch, following, memory[0])
         loss.backward()
         optimizer.step()
 
     return step
 
 
-def model_peak(logits: bool, settings: LanguageModelSettings) -> Extra:
+def model_peak(logits: bool, half: bool, settings: LanguageModelSettings) -> Extra:
     """Bytes of a model and its first two steps."""
-    tiny = model_step(logits, replace(settings, vocabulary=1000, layers=1, format="full", tables=1))
+    tiny = model_step(logits, half, replace(PAPER, vocabulary=1000, layers=1))
 
     def steps() -> None:
-        step = model_step(logits, settings)
+        step = model_step(logits, half, settings)
         step()
         step()
 
     return peak_beyond(tiny, steps)
 
 
-def model_time(logits: bool, settings: LanguageModelSettings, steps: int) -> float:
+def model_time(logits: bool, half: bool, settings: LanguageModelSettings, steps: int) -> float:
     """Seconds of the fastest step after the first."""
     keep_freed_memory()
-    step, times = model_step(logits, settings), []
+    step, times = model_step(logits, half, settings), []
     for _ in range(steps + 1):
         begun = time.perf_counter()
         step()
@@ -152,20 +153,22 @@ def show_heads(rounds: int, threads: int) -> None:
     Console(width=100).print(table)
 
 
-def show_steps(size: str, rounds: int, threads: int) -> None:
+def show_steps(size: str, half: bool, rounds: int, threads: int) -> None:
     """Each model by itself: two of them would not fit."""
-    table = Table(title=f"one step of the {size} body, 267,735 words, Adam, {threads} threads")
+    numbers = "bfloat16 autocast" if half else "float32"
+    table = Table(title=f"one step of the {size} body, 267,735 words, Adam, {numbers}, {threads} threads")
     for column in ("model", "tokens", "seconds", "of the first", "peak MiB", "of the first"):
         table.add_column(column, justify="left" if column == "model" else "right")
     first: tuple[float, float] | None = None
-    for name, asked in STEPS[size].items():
+    for name, (logits, settings) in STEPS[size].items():
         run = partial(in_fresh_process, threads=threads, patience=900)
-        took, peak = run(model_time, (*asked, rounds)), run(model_peak, asked)
+        took = run(model_time, (logits, half, settings, rounds))
+        peak = run(model_peak, (logits, half, settings))
         if isinstance(took, str) or isinstance(peak, str):
             table.add_row(name, "", str(took), "", str(peak), "")
             continue
         first = first or (took, peak.bytes)
-        tokens, ratios = asked[1].batch * asked[1].target, (took / first[0], peak.bytes / first[1])
+        tokens, ratios = settings.batch * settings.target, (took / first[0], peak.bytes / first[1])
         table.add_row(name, f"{tokens:,}", f"{took:.2f}", f"{ratios[0]:.2f}", mebibytes(peak), f"{ratios[1]:.3f}")
     Console(width=100).print(table)
 
@@ -175,11 +178,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--step", choices=list(STEPS), help="a step of a whole model instead of heads")
+    parser.add_argument("--half", action="store_true", help="that step under bfloat16 autocast")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     keep_freed_memory()
     if arguments.step:
-        show_steps(arguments.step, arguments.rounds, arguments.threads)
+        show_steps(arguments.step, arguments.half, arguments.rounds, arguments.threads)
     else:
         show_heads(arguments.rounds, arguments.threads)
 
