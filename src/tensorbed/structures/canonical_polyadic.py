@@ -96,6 +96,17 @@ class CanonicalPolyadicMatrix(Structure):
         left, right = (_multiplied(factors, torch.arange(count, device=device)) for factors, count in pairs)
         return torch.einsum("amr,bkr->abmk", left, right).reshape(-1, self.cols)[: self.rows]
 
+    def block(self, p: Params, start: int, stop: int, impl: str) -> Tensor:  # -> (stop - start, cols)
+        """Neighbours are one product: the last factor meets all that the others multiply to, and is not multiplied."""
+        last = self.row_factors[-1]
+        if stop - start < last:
+            return super().block(p, start, stop, impl)
+        *first, right = (self.widened(p)[spec.name] for spec in self.specs)
+        numbers = torch.arange(start // last, -(-stop // last), device=right.device)
+        rows = torch.einsum("amr,bkr->abmk", _multiplied(first, numbers), right).reshape(-1, self.cols)
+        before = start % last
+        return rounded(rows[before : before + stop - start], p)
+
     @property
     def row_multiply_adds(self) -> int:
         merging = sum(math.prod(self.col_factors[: k + 1]) for k in range(1, self.cut))
