@@ -55,6 +55,7 @@ def canonical(text: str, where: str = "") -> str:
     return ast.unparse(tree)
 
 
+@lru_cache(1000)  # asked of every line, as above
 def has(text: str, size: str) -> bool:
     """Whether the format takes such a size, or one that it is made of."""
     return any(_takes(known()[node.id], size) for node in ast.walk(_tree(text)) if isinstance(node, ast.Name))
