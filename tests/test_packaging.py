@@ -146,7 +146,7 @@ def test_links_of_an_index_page_hold(archive):
     assert metadata["Description-Content-Type"] == "text/markdown"
     page = metadata.get_payload()
     assert LINK.findall(page) == [link for link in LINK.findall((ROOT / "README.md").read_text()) if "://" in link]
-    assert "guide (docs/guide.md)" in page
+    assert "documentation (docs/index.md)" in page
     assert "](docs" not in page
 
 

@@ -79,10 +79,9 @@
   };
 
   const expected = (answer, study, full) => {
-    const value = (quality) => quality.toFixed(study.digits);
     const seeds = answer.seeds ? `, ${answer.seeds} ${answer.seeds === 1 ? "seed" : "seeds"}` : "";
-    const beside = full ? ` beside ${value(full)} with the full table` : "";
-    return `${study.quality} ${value(answer.quality)}${beside} (measured ${answer.measured.toFixed(1)} times smaller${seeds})`;
+    const beside = full ? ` beside ${full.toFixed(study.digits)} with the full table` : "";
+    return `${measured.told(study, answer.quality)}${beside} (measured ${answer.measured.toFixed(1)} times smaller${seeds})`;
   };
 
   const element = (name, content, attributes = {}) => {

@@ -76,8 +76,8 @@
       for (const point of row) {
         const circle = svg("circle", { cx: x(point.ratio), cy: y(point.quality), r: 4, fill: colour });
         const seeds = point.seeds ? `, ${point.seeds} ${point.seeds === 1 ? "seed" : "seeds"}` : "";
-        const value = point.quality.toFixed(study.digits);
-        circle.append(svg("title", {}, `${measured.named(point)}, ${point.ratio.toFixed(1)} times smaller: ${value}${seeds}`));
+        const told = `${measured.told(study, point.quality)}${seeds}`;
+        circle.append(svg("title", {}, `${measured.named(point)}, ${point.ratio.toFixed(1)} times smaller: ${told}`));
         drawing.append(circle);
       }
       const entry = document.createElement("span");

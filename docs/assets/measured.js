@@ -69,7 +69,7 @@ const measured = (() => {
     encoder: {
       points: ofModel("all-MiniLM", (line) => 1 - line.mean_cosine),
       quality: "1 - mean cosine",
-      digits: 4,
+      told: (value) => `mean cosine ${(1 - value).toFixed(4)}`,
       logarithmic: true,
       page: "results/compression/#all-minilm-l6-v2",
       where: "all-MiniLM-L6-v2, with a table of 30,522 x 384",
@@ -105,5 +105,7 @@ const measured = (() => {
 
   const named = (point) => `${NAMES[point.format] ?? point.format}${point.calibrated ? ", calibrated" : ""}`;
 
-  return { STUDIES, grouped, named, site };
+  const told = (study, value) => study.told?.(value) ?? `${study.quality} ${value.toFixed(study.digits)}`;
+
+  return { STUDIES, grouped, named, told, site };
 })();
