@@ -74,12 +74,12 @@ test-spark: .venv/.spark
 	TENSORBED_NATIVE=$(TENSORBED_NATIVE) $(PIP) --no-build-isolation -e '.[docs]'
 	@touch $@
 
-# Without colours and notices, so that what is printed is a warning; any is an error.
+# What is printed is a warning, and any is an error; the theme's notice of its successor is none.
 docs: .venv/.docs
-	$(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 docs-serve: .venv/.docs
-	$(BIN)/python -m mkdocs serve
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 .venv/.browser: .venv/.docs
 	@echo "About to download selenium: 20 MB."

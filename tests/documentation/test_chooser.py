@@ -11,6 +11,7 @@ import tensorbed as tb
 pytestmark = pytest.mark.browser
 
 ENCODER, TIED = "compress an encoder", "compress a language model with tied ends"
+AGAIN = "arguments[1].removeAttribute('data-ready'); arguments[0].dispatchEvent(new Event('input'))"
 TO_TRAIN = ["train a language model", "train a classifier", "train a recommender"]
 
 
@@ -37,7 +38,7 @@ def ask(browser, address):
         if box.is_displayed() and box.is_selected() != texts:
             box.click()
         # Answers come as soon as the lines are read; one more of the same form comes after all others.
-        browser.execute_script("arguments[1].removeAttribute('data-ready'); arguments[0].dispatchEvent(new Event('input'))", form, output)
+        browser.execute_script(AGAIN, form, output)
         wait.until(lambda b: output.get_attribute("data-ready"))
         lines = output.find_elements(By.CLASS_NAME, "chooser-code")
         return output.text, lines[0].text if lines else None
@@ -97,7 +98,14 @@ def test_code_for_trained_tables_makes_them_as_small_as_it_says(ask, have, texts
         (TIED, (49_152, 576), 7, True, "tb.HotRows(), calibrate=run", "perplexity 23.27 beside 22.95"),
         (TIED, (49_152, 576), 14, True, "tb.ProductQuantized(ratio=14), calibrate=run", "perplexity 28.64"),
         ("train a language model", (10_000, 96), 100, False, "TensorTrain", "validation perplexity 36.9 beside 33.1"),
-        ("train a classifier", (17_200, 256), 100, False, "tb.TensorRing(ratio=100)", "test accuracy 0.407 beside 0.407"),
+        (
+            "train a classifier",
+            (17_200, 256),
+            100,
+            False,
+            "tb.TensorRing(ratio=100)",
+            "test accuracy 0.407 beside 0.407",
+        ),
     ],
 )
 def test_it_answers_what_the_committed_tables_say(ask, have, size, ratio, texts, code, expected):
