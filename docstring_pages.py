@@ -9,6 +9,8 @@ import griffe
 
 _ROLE = re.compile(r":(?:meth|class|func|attr|mod|math):`([^`]+)`")
 _FORMULA = re.compile(r"^( *)\.\. math::[ \n]+(.+?)$", re.MULTILINE)
+# Of LaTeX what formulas here have of it: dots, thin spaces, indices.
+_PLAIN = ((r"\\c?dots", "..."), (r"\\,", ""), (r"[_^]\{\(?(\w+)\)?\}", r"_\1"), (r"\\(\w+)", r"\1"))
 _EXAMPLE = re.compile(r"^( *)Example::\n\n((?:\1 {4}.*\n?|\n)+)", re.MULTILINE)
 
 
@@ -23,9 +25,15 @@ class MarkdownDocstrings(griffe.Extension):
 
 def as_markdown(text: str) -> str:
     """A docstring of ours in Markdown."""
-    text = _ROLE.sub(r"`\1`", text)
-    text = _FORMULA.sub(r"\1    \2", text)
+    text = _ROLE.sub(lambda name: f"`{_plain(name[1])}`", text)
+    text = _FORMULA.sub(lambda formula: f"{formula[1]}    {_plain(formula[2])}", text)
     return _EXAMPLE.sub(_fenced, text)
+
+
+def _plain(formula: str) -> str:
+    for found, put in _PLAIN:
+        formula = re.sub(found, put, formula)
+    return formula
 
 
 def _fenced(example: re.Match[str]) -> str:

@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const WIDTH = 640, HEIGHT = 360, LEFT = 58, RIGHT = 12, TOP = 12, BOTTOM = 46;
+  const HEIGHT = 340, LEFT = 58, RIGHT = 12, TOP = 12, BOTTOM = 46;
   // Legible on white and on black, as those of pages/pictures.py.
   const COLOURS = ["#2f7fd8", "#e0793a", "#1f9d76", "#b5479a", "#a3841c", "#d1495b", "#6a5acd", "#2a93a8", "#8a6d5b", "#64748b", "#4d8f2f"];
 
@@ -31,21 +31,21 @@
 
   const shortened = (x) => (x >= 1000 ? x.toLocaleString("en") : String(Number(x.toPrecision(3))));
 
-  const axes = (drawing, x, y, limits, study) => {
+  const axes = (drawing, width, x, y, limits, study) => {
     for (const tick of ticks(limits.x[0], limits.x[1], true)) {
       drawing.append(svg("line", { x1: x(tick), x2: x(tick), y1: TOP, y2: HEIGHT - BOTTOM, class: "grid" }));
       drawing.append(svg("text", { x: x(tick), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, shortened(tick)));
     }
     for (const tick of ticks(limits.y[0], limits.y[1], study.logarithmic)) {
-      drawing.append(svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(tick), y2: y(tick), class: "grid" }));
+      drawing.append(svg("line", { x1: LEFT, x2: width - RIGHT, y1: y(tick), y2: y(tick), class: "grid" }));
       drawing.append(svg("text", { x: LEFT - 6, y: y(tick) + 4, "text-anchor": "end" }, shortened(tick)));
     }
-    drawing.append(svg("text", { x: (LEFT + WIDTH) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, "times smaller"));
+    drawing.append(svg("text", { x: (LEFT + width) / 2, y: HEIGHT - 6, "text-anchor": "middle" }, "times smaller"));
     const middle = (TOP + HEIGHT - BOTTOM) / 2;
     drawing.append(svg("text", { transform: `translate(14 ${middle}) rotate(-90)`, "text-anchor": "middle" }, study.quality));
   };
 
-  const drawn = (study, points) => {
+  const drawn = (study, points, width) => {
     const full = points.find((point) => point.format === "full")?.quality ?? points[0].full;
     const shown = points.filter((point) => point.format !== "full" && point.quality <= (study.most ?? Infinity));
     const values = [...shown.map((point) => point.quality), ...(full ? [full] : [])];
@@ -57,14 +57,14 @@
         ? [0.7 * Math.min(...values), 1.4 * Math.max(...values)]
         : [Math.min(...values) - margin, Math.max(...values) + margin],
     };
-    const x = scale(...limits.x, LEFT, WIDTH - RIGHT, true);
+    const x = scale(...limits.x, LEFT, width - RIGHT, true);
     const y = scale(...limits.y, HEIGHT - BOTTOM, TOP, study.logarithmic);
-    const drawing = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img" });
+    const drawing = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img" });
     drawing.append(svg("title", {}, `${study.quality} by how many times smaller the table is, on ${study.where}`));
-    axes(drawing, x, y, limits, study);
+    axes(drawing, width, x, y, limits, study);
     if (full) {
-      drawing.append(svg("line", { x1: LEFT, x2: WIDTH - RIGHT, y1: y(full), y2: y(full), class: "full" }));
-      drawing.append(svg("text", { x: WIDTH - RIGHT, y: y(full) + 14, "text-anchor": "end" }, "full table"));
+      drawing.append(svg("line", { x1: LEFT, x2: width - RIGHT, y1: y(full), y2: y(full), class: "full" }));
+      drawing.append(svg("text", { x: width - RIGHT, y: y(full) + 14, "text-anchor": "end" }, "full table"));
     }
     const legend = document.createElement("figcaption");
     measured.grouped(shown, measured.named).forEach((group, place) => {
@@ -92,7 +92,7 @@
   const show = async (figure) => {
     const study = measured.STUDIES[figure.dataset.measured];
     try {
-      figure.append(...drawn(study, await study.points()));
+      figure.append(...drawn(study, await study.points(), Math.min(640, figure.clientWidth)));
     } catch (reason) {
       figure.append(`The result lines could not be read (${reason.message}); the linked page has them as a table.`);
     }

@@ -51,7 +51,7 @@ const measured = (() => {
       points: async () => overSeeds(byTime((await read("source_code_league")).filter((run) => run.ratio)), "val_perplexity"),
       quality: "validation perplexity",
       digits: 1,
-      most: 70,
+      most: 50,
       page: "results/source_code_league/",
       where: "a small language model of Python source, with tables of 10,000 x 96",
     },

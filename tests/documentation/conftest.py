@@ -1,6 +1,7 @@
 """The built site, and a browser to look at it with."""
 
 import functools
+import shutil
 import threading
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,6 +26,12 @@ def address():
     server.shutdown()
 
 
+def _program(name):
+    path = shutil.which(name)
+    assert path, f"there is no {name}; Debian has it in chromium and chromium-driver."
+    return path
+
+
 @pytest.fixture(scope="session")
 def browser():
     webdriver = pytest.importorskip("selenium.webdriver")
@@ -32,6 +39,8 @@ def browser():
     for option in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1280,900"):
         options.add_argument(option)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options)
+    # Both named, or selenium asks the network for others.
+    options.binary_location = _program("chromium")
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(_program("chromedriver")))
     yield driver
     driver.quit()

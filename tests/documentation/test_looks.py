@@ -27,13 +27,15 @@ return document.readyState === "complete" && drawn;
 
 
 @pytest.fixture(params=[(width, colours) for width in WIDTHS for colours in ("light", "dark")], ids="-".join)
-def looked_at(request, browser):
+def looked_at(request, browser, address):
     width, colours = request.param
     wide, high, mobile = WIDTHS[width]
     send = browser.execute_cdp_cmd
     size = {"width": wide, "height": high, "deviceScaleFactor": 1, "mobile": mobile}
     send("Emulation.setDeviceMetricsOverride", size)
     send("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": colours}]})
+    browser.get(address)
+    browser.execute_script("localStorage.clear()")  # which colours the page before had
     script = send("Page.addScriptToEvaluateOnNewDocument", {"source": OBSERVE})
     browser.get_log("browser")
     yield browser
