@@ -13,7 +13,8 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 # TENSORBED_NATIVE=0 leaves them out.
 TENSORBED_NATIVE ?= $(if $(shell command -v $(CXX)),1,auto)
 
-.PHONY: demo test test-slow test-spark test-browser sanitize lint types docs docs-serve bench experiments figures clean help
+.PHONY: demo test test-slow test-spark test-browser sanitize lint types docs docs-serve bench experiments figures dist \
+	clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -28,6 +29,7 @@ help:
 	@echo "make bench      lookups and heads side by side with others, about half an hour, 10 GB of memory, into out/bench"
 	@echo "make experiments  install and tell how to run the paper's tasks; DATA=folder trains a tiny slice of one"
 	@echo "make figures    the figures of the documentation, into out/"
+	@echo "make dist       wheels and source archive into dist/, checked, and installed into empty environments"
 	@echo "make clean      remove the environment and everything made"
 
 # The environment is made anew when what it is made from changes; an interrupted install leaves no stamp behind.
@@ -132,6 +134,16 @@ experiments: .venv/.experiments
 
 figures: .venv/.installed
 	$(BIN)/python -m benchmarks.figures init --out out/init.png
+	$(BIN)/python -m benchmarks.figures overview --out out
+
+.venv/.dist: .venv/.installed
+	@echo "About to download build and twine with what they need, 10 MB."
+	$(PIP) 'build>=1.2' 'twine>=6'
+	@touch $@
+
+# With every Python from 3.11 on that is here; each needs a torch of its own, see above for its size.
+dist: .venv/.dist
+	$(BIN)/python distribution.py
 
 clean:
 	rm -rf .venv out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
