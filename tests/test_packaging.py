@@ -181,7 +181,7 @@ def test_links_of_an_index_page_hold(archive):
     assert metadata["Description-Content-Type"] == "text/markdown"
     page = metadata.get_payload()
     assert LINK.findall(page) == [link for link in LINK.findall((ROOT / "README.md").read_text()) if "://" in link]
-    assert "Start (docs/start.md)" in page
+    assert "Start (docs/index.md)" in page
     assert "](docs" not in page
     assert "<picture>" not in page
 
