@@ -156,11 +156,6 @@ TABLE = (ROOT / "README.md").read_text().partition("| you have | you write |\n|-
 ROWS = dict(row.strip("| ").split(" | ") for row in TABLE.splitlines())
 
 
-def model_of_words():
-    sizes = {"words": nn.Embedding(3000, 32), "body": nn.Linear(32, 32), "head": nn.Linear(32, 3000)}
-    return nn.ModuleDict(sizes)
-
-
 def tiny_llama():
     transformers = pytest.importorskip("transformers")
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -170,7 +165,6 @@ def tiny_llama():
 # What the reader of a row has.
 GIVEN = {
     "a vocabulary to score": lambda: {"hidden": torch.randn(2, 512), "target": torch.tensor([0, 267_734])},
-    "a model": lambda: {"model": model_of_words(), "path": "model.safetensors"},
     "a Hugging Face model": lambda: {"model": tiny_llama()},
     "a trained table": lambda: {"table": torch.randn(4096, 64)},
     "a batch that takes long": lambda: {"layer": tb.TTEmbedding(300, 12, 2), "index": torch.arange(5)},
