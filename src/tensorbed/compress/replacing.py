@@ -67,7 +67,7 @@ def compress_(
         >>> report = tb.compress_(model, tb.QuantizedRows(bits=8))
         >>> print(report)
         table  size        format                  numbers before  numbers after  MB before  MB after  ratio  fit error
-        0      5,000 x 64  quantized_rows, bits=8         320,000        325,000       1.28      0.34   3.76      0.006
+        0      5,000 x 64  quantized_rows, bits=8         320,000        325,000       1.28      0.34    3.8      0.006
         model                                             320,130        325,130       1.28      0.34   3.76
     """
     require_bool(fit, "fit")
