@@ -78,7 +78,7 @@ test-spark: .venv/.spark
 
 # What is printed is a warning, and any is an error; the theme's notice of its successor is none.
 docs: .venv/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 docs-serve: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve

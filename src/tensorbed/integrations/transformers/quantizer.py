@@ -46,6 +46,7 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
     is_trainable = is_qat_trainable = is_compileable = True
 
     def is_serializable(self) -> bool:
+        """Whether ``save_pretrained`` may write the model."""
         return True
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
