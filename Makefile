@@ -13,7 +13,8 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 # TENSORBED_NATIVE=0 leaves them out.
 TENSORBED_NATIVE ?= $(if $(shell command -v $(CXX)),1,auto)
 
-.PHONY: demo test test-slow test-spark sanitize lint types bench experiments figures clean help
+.PHONY: demo test test-slow test-spark test-browser sanitize lint types docs docs-serve bench experiments figures dist \
+	clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -21,10 +22,14 @@ help:
 	@echo "make test       lint, types and the whole test suite"
 	@echo "make test-slow  checks that take minutes"
 	@echo "make test-spark preparation of click-through data by Spark, which needs a Java runtime"
+	@echo "make test-browser  the site in Chromium, which needs chromium and chromium-driver"
+	@echo "make docs       the site, into out/site; a broken link is an error"
+	@echo "make docs-serve the site on this machine, anew whenever a page changes"
 	@echo "make sanitize   the tests of the kernels under AddressSanitizer and UBSan (Linux, GCC)"
 	@echo "make bench      lookups and heads side by side with others, about half an hour, 10 GB of memory, into out/bench"
 	@echo "make experiments  install and tell how to run the paper's tasks; DATA=folder trains a tiny slice of one"
 	@echo "make figures    the figures of the documentation, into out/"
+	@echo "make dist       wheels and source archive into dist/, checked, and installed into empty environments"
 	@echo "make clean      remove the environment and everything made"
 
 # The environment is made anew when what it is made from changes; an interrupted install leaves no stamp behind.
@@ -54,7 +59,7 @@ demo: .venv/.installed
 
 # Once more where it differs: an install without a compiler computes in PyTorch alone.
 test: lint types .venv/.models
-	$(PYTEST) -m "not slow and not spark"
+	$(PYTEST) -m "not slow and not spark and not browser"
 	TENSORBED_NATIVE=0 $(PYTEST) -m "without_kernels and not slow" tests/test_conformance.py tests/test_explain.py tests/nn
 
 # Spark brings 0.4 GB and wants a Java runtime (Debian: default-jre-headless).
@@ -65,6 +70,27 @@ test: lint types .venv/.models
 
 test-spark: .venv/.spark
 	$(BIN)/python -m pytest -m spark tests/experiments/test_click_through_spark.py
+
+.venv/.docs: .venv/.installed
+	@echo "About to download mkdocs-material and mkdocstrings with what they need: 20 MB."
+	TENSORBED_NATIVE=$(TENSORBED_NATIVE) $(PIP) --no-build-isolation -e '.[docs]'
+	@touch $@
+
+# What is printed is a warning, and any is an error; the theme's notice of its successor is none.
+docs: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
+docs-serve: .venv/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
+
+.venv/.browser: .venv/.docs
+	@echo "About to download selenium: 20 MB."
+	TENSORBED_NATIVE=$(TENSORBED_NATIVE) $(PIP) --no-build-isolation -e '.[browser]'
+	@touch $@
+
+# Debian: apt install chromium chromium-driver.
+test-browser: docs .venv/.browser
+	$(BIN)/python -m pytest -m browser tests/site
 
 test-slow: .venv/.models
 	$(PYTEST) -m slow
@@ -108,6 +134,16 @@ experiments: .venv/.experiments
 
 figures: .venv/.installed
 	$(BIN)/python -m benchmarks.figures init --out out/init.png
+	$(BIN)/python -m benchmarks.figures overview --out out
+
+.venv/.dist: .venv/.installed
+	@echo "About to download build and twine with what they need, 10 MB."
+	$(PIP) 'build>=1.2' 'twine>=6'
+	@touch $@
+
+# With every Python from 3.11 on that is here; each needs a torch of its own, see above for its size.
+dist: .venv/.dist
+	$(BIN)/python distribution.py
 
 clean:
 	rm -rf .venv out build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

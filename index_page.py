@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+_PICTURE = re.compile(r"<picture>.*?</picture>\n*", re.DOTALL)
 _LINK = re.compile(r"(?P<picture>!?)\[(?P<words>[^\]]*)\]\((?!https?://)(?P<file>[^)#\s]+)[^)]*\)")
 
 
@@ -18,4 +19,5 @@ def dynamic_metadata(settings: Mapping[str, Any], project: Mapping[str, Any]) ->
 
 def for_an_index(text: str) -> str:
     """With the names of files in place of links to them, and without their pictures."""
+    text = _PICTURE.sub("", text)
     return _LINK.sub(lambda link: "" if link["picture"] else f"{link['words']} ({link['file']})", text)

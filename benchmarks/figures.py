@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks import overview
 from tensorbed import TTEmbedding
 from tensorbed.progress import track
 
@@ -100,7 +101,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     init.add_argument("--out", type=_picture, default=Path("out/init.png"), help="default: %(default)s")
     init.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     init.add_argument("--draws", type=_positive, default=8, help="tables for each rank (default: %(default)s)")
+    picture = figures.add_parser("overview", help="the picture of the README: memory and accuracy side by side")
+    picture.add_argument("--out", type=Path, default=Path("docs/images"), help="a folder, default: %(default)s")
     options = parser.parse_args(arguments)
+    if options.figure == "overview":
+        panels = overview.trained_from_scratch(), overview.already_trained()
+        files = overview.draw(_pyplot(), options.out, panels)
+        sys.stdout.write(f"drawn into {' and '.join(map(str, files))}\n")
+        return 0
     found = draw_init(options.out, seed=options.seed, draws=options.draws)
     sys.stdout.write("rank   std     excess kurtosis   distance to N(0, 1)\n")
     for entries in found:

@@ -171,7 +171,7 @@ def _section(name: str, lines: Sequence[Line]) -> str:
     parts = (
         _ABOUT[name].format(amount=_amount(lines[0]), base=base).strip(),
         _reached(measured, cosines),
-        f'<img src="{_picture_file(name)}" width="520" alt="{_ALT[cosines]}">',
+        f"![{_ALT[cosines]}]({_picture_file(name)})",
         _how_to_read(measured),
         "\n".join(f"| {' | '.join(row)} |" for row in table),
         _not_to_be_had([line for line in lines if "ratio" not in line]),

@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+import distribution
+import tensorbed
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 EXTRAS = PROJECT["project"]["optional-dependencies"]
@@ -133,9 +136,41 @@ def test_the_archive_has_sources_and_no_records_of_runs(archive):
 def test_metadata_says_whose_it_is_and_where_it_runs(archive):
     metadata, _ = archive
     assert metadata["Author"] == "The tensorbed authors"
-    assert metadata.get_all("Project-URL") == ["Paper, https://arxiv.org/abs/1901.10787"]
+    assert "Paper, https://arxiv.org/abs/1901.10787" in metadata.get_all("Project-URL")
     assert "Operating System :: POSIX :: Linux" in metadata.get_all("Classifier")
     assert metadata["License-Expression"] == "Apache-2.0"
+
+
+def test_the_version_is_the_same_wherever_it_is_said():
+    assert re.search(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)[1] == tensorbed.__version__
+    assert re.search(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == tensorbed.__version__
+
+
+def test_every_python_that_is_claimed_is_tested_by_the_workflow():
+    (listed,) = re.findall(r"python: \[(.*)\]", (ROOT / ".github" / "workflows" / "tests.yml").read_text())
+    claimed = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["project"]["classifiers"]))
+    assert re.findall(r"3\.\d+", listed) == claimed
+
+
+WHEEL = [
+    *(f"tensorbed/{name}" for name in ("__init__.py", "_version.py", "py.typed", "cli/commands.py")),
+    *("tensorbed/_native.abi3.so", "tensorbed-0.1.0.dist-info/METADATA"),
+]
+
+
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (WHEEL[1:], "missing: tensorbed/__init__.py"),
+        ([name for name in WHEEL if "_native" not in name], "without its compiled kernels"),
+        ([*WHEEL, "tests/test_packaging.py"], "nobody needs these: tests/test_packaging.py"),
+        ([*WHEEL, "tensorbed/__pycache__/x.pyc"], "nobody needs these"),
+    ],
+)
+def test_a_wheel_that_is_not_right_is_refused(names, reason):
+    assert distribution.check_contents(WHEEL) == len(WHEEL)
+    with pytest.raises(SystemExit, match=reason):
+        distribution.check_contents(names)
 
 
 LINK = re.compile(r"\]\(([^)]+)\)")
@@ -146,11 +181,14 @@ def test_links_of_an_index_page_hold(archive):
     assert metadata["Description-Content-Type"] == "text/markdown"
     page = metadata.get_payload()
     assert LINK.findall(page) == [link for link in LINK.findall((ROOT / "README.md").read_text()) if "://" in link]
-    assert "guide (docs/guide.md)" in page
+    assert "Start (docs/index.md)" in page
     assert "](docs" not in page
+    assert "<picture>" not in page
 
 
-def test_links_of_the_readme_lead_to_files():
-    files = [link.partition("#")[0] for link in LINK.findall((ROOT / "README.md").read_text()) if "://" not in link]
+def test_links_and_pictures_of_the_readme_lead_to_files():
+    text = (ROOT / "README.md").read_text()
+    files = [link.partition("#")[0] for link in LINK.findall(text) if "://" not in link]
+    files += re.findall(r'src(?:set)?="([^"]+)"', text)
     assert files
     assert [file for file in files if not (ROOT / file).exists()] == []

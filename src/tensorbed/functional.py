@@ -47,6 +47,12 @@ def lookup(
         - index: ``(*)``, int32 or int64; an index outside ``[0, rows)`` raises ``IndexError``, exported graphs clamp it
         - padding_row: ``(cols,)``
         - output: ``(*, cols)``
+
+    Example::
+
+        >>> layer = tb.TTEmbedding(25_000, 256, rank=16)
+        >>> tb.functional.lookup(layer.structure, layer.params(), torch.tensor([0, 24_999])).shape
+        torch.Size([2, 256])
     """
     asked = request(structure, params, index, impl)
     if padding_idx is not None:
@@ -237,6 +243,12 @@ def project(
     Shape:
         - x: ``(*, cols)``
         - output: ``(*, stop - start)``
+
+    Example::
+
+        >>> layer = tb.TTEmbedding(25_000, 256, rank=16)
+        >>> tb.functional.project(layer.structure, layer.params(), torch.randn(3, 256), 0, 100).shape
+        torch.Size([3, 100])
     """
     stop = structure.rows if stop is None else stop
     if not 0 <= start <= stop <= structure.rows:

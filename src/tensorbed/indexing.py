@@ -33,9 +33,9 @@ def unravel(index: Index, factors: Sequence[int], *, first: First = "slowest") -
 
     Example::
 
-        >>> unravel(7, (2, 3, 4))
+        >>> tb.indexing.unravel(7, (2, 3, 4))
         (0, 1, 3)
-        >>> unravel(7, (2, 3, 4), first="fastest")
+        >>> tb.indexing.unravel(7, (2, 3, 4), first="fastest")
         (1, 0, 1)
     """
     order = _checked_order(factors, first)
@@ -48,6 +48,11 @@ def ravel(multi: Sequence[Index], factors: Sequence[int], *, first: First = "slo
     Shape:
         - multi: ``N`` tensors ``(*)``, the k-th with values in ``[0, factors[k])``; or ``N`` Python ints
         - output: ``(*)`` of int64; or a Python int
+
+    Example::
+
+        >>> tb.indexing.ravel((0, 1, 3), (2, 3, 4))
+        7
     """
     order = _checked_order(factors, first)
     if len(multi) != len(factors):

@@ -30,6 +30,11 @@ def suggest_shape(num_embeddings: int, embedding_dim: int, order: int = 3) -> Sh
     The columns are factored exactly, as evenly as they go. Where no factors meet both bounds (very small tables,
     high orders) the balance is kept and the bound on the padding is doubled until some do.
 
+    Args:
+        num_embeddings: rows of the table.
+        embedding_dim: columns of the table.
+        order: how many factors each has, ``N``.
+
     Example::
 
         >>> tb.suggest_shape(25000, 256)

@@ -1,9 +1,10 @@
 import builtins
+import json
 
 import pytest
 import torch
 
-from benchmarks import figures
+from benchmarks import figures, overview
 
 
 def test_init_draws_a_picture_and_its_numbers(tmp_path, capsys):
@@ -71,3 +72,44 @@ def test_without_matplotlib_the_message_says_what_to_install(monkeypatch, tmp_pa
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(SystemExit, match="pip install matplotlib"):
         figures.main(["init", "--out", str(tmp_path / "init.png"), "--draws", "1"])
+
+
+def test_overview_is_drawn_for_light_and_dark_pages_and_twice_the_same(tmp_path, capsys):
+    pytest.importorskip("matplotlib")
+    for folder in ("first", "second"):
+        assert figures.main(["overview", "--out", str(tmp_path / folder)]) == 0
+    assert "overview-dark.svg" in capsys.readouterr().out
+    for name in ("overview-light.svg", "overview-dark.svg"):
+        drawn = [(tmp_path / folder / name).read_bytes() for folder in ("first", "second")]
+        assert drawn[0] == drawn[1]
+        assert b"<svg" in drawn[0]
+
+
+def test_numbers_of_the_readme_are_those_of_the_picture():
+    text = (overview.ROOT / "README.md").read_text()
+    full, *trains = overview.trained_from_scratch().bars
+    assert f"| {full.score:.3f} ± {full.spread:.3f} |" in text
+    times = [f"{full.megabytes / bar.megabytes:.0f} times" for bar in trains]
+    shown = [f"| {bar.score:.3f} ± {bar.spread:.3f}, train, {told}" for bar, told in zip(trains, times, strict=True)]
+    assert any(line in text for line in shown), shown
+    hot = next(bar for bar in overview.already_trained().bars if bar.label.startswith("hot rows"))
+    assert f"{hot.score:.4f}, hot rows, 7 times" in text
+
+
+def test_the_settings_with_the_most_seeds_are_shown(tmp_path):
+    lines = [
+        {
+            "dataset": "sst5",
+            "row": row,
+            "ratio": 2.0,
+            "table_parameters": 500_000,
+            "test_accuracy": accuracy,
+            "settings": {"fingerprint": settings},
+        }
+        for row in ("full", "TT1", "TT2", "TT3")
+        for settings, accuracy in (("often", 0.25), ("once", 0.75), ("often", 0.5))
+    ]
+    (tmp_path / "sentiment.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    full, train, *_ = overview.trained_from_scratch(tmp_path).bars
+    assert (full.megabytes, full.score, full.spread) == (2.0, 0.375, pytest.approx(0.25 / 2**0.5))
+    assert train.label == "tensor train, 2 times smaller"

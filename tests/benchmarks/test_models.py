@@ -100,14 +100,14 @@ def test_what_is_seen_and_what_to_choose_stand_before_the_numbers(tmp_path):
     page = written(tmp_path)
     assert page.index("## What to choose") < page.index("## The formats") < page.index("## all-MiniLM-L6-v2")
     for section in page.split("\n## ")[3:5]:
-        assert 0 < section.index("What is seen: the largest ratio with") < section.index("<img ")
-        assert section.index("<img ") < section.index("| float32 |")
+        assert 0 < section.index("What is seen: the largest ratio with") < section.index("![")
+        assert section.index("![") < section.index("| float32 |")
     assert "**pq**: `tb.ProductQuantized`" in page
 
 
 def test_every_model_has_its_picture_which_tells_what_is_not_in_it(tmp_path):
     page = written(tmp_path)
-    pictures = re.findall(r'<img src="([^"]+)"', page)
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", page)
     assert pictures == ["compression_all-minilm-l6-v2.png", "compression_smollm2-135m-instruct.png"]
     for name in pictures:
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

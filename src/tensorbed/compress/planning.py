@@ -65,6 +65,7 @@ def plan(
     Args:
         model: or sizes by name, ``{"wte": (50257, 768)}``.
         budget: bytes of all tables together, ``"20MB"``; or ``ratio``, their dense bytes over that.
+        purpose: ``"pretrained"`` keeps what the tables have learnt, ``"train"`` is for training from scratch.
         formats: those to weigh, in place of the usual ones; one that does not suit a table, or whose numbers the
             table's dtype cannot hold, is left out for it.
         min_rows: smaller tables of a model stay dense and are not counted.
@@ -74,7 +75,14 @@ def plan(
 
     Example::
 
-        >>> report = tb.compress_(model, tb.plan(model, ratio=7))
+        >>> print(tb.plan({"words": (267_735, 512)}, ratio=50))
+        table  size           format                      MB  ratio  error
+        words  267,735 x 512  TensorTrain(ratio=50.0)  10.85   50.5      -
+        all                                            10.85   50.5
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(5000, 64), torch.nn.Linear(64, 2))
+        >>> report = tb.compress_(model, tb.plan(model, ratio=3))
+        >>> report.ratio > 3
+        True
     """
     if purpose not in ("pretrained", "train"):
         raise ValueError(f'purpose={purpose!r}: choose "pretrained" or "train".')

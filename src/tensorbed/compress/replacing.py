@@ -48,10 +48,12 @@ def compress_(
     counted in float32, is held beside the model and what it becomes.
 
     Args:
+        model: changed in place.
         format: for all tables, or by pattern of their names as in ``fnmatch``, the first that matches; ``None`` leaves
             a table as it is.
         min_rows: smaller tables stay, unless a pattern is their very name; layers compressed already stay, too.
         skip: patterns of names to leave alone; one that no table or head matches is refused.
+        include_heads: whether vocabulary heads are replaced, too.
         tied: ``"keep"`` tables that share their weight sharing it, or ``"untie"`` them.
         fit: to the table that is there; ``False`` draws anew, for training from scratch.
         std: of tables that are drawn anew, ``"glorot"`` for the paper's; by default 0.3, and ``1 / sqrt(in_features)``
@@ -61,8 +63,12 @@ def compress_(
 
     Example::
 
-        >>> report = tb.compress_(model, tb.HotRows())
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(5000, 64), torch.nn.Linear(64, 2))
+        >>> report = tb.compress_(model, tb.QuantizedRows(bits=8))
         >>> print(report)
+        table  size        format                  numbers before  numbers after  MB before  MB after  ratio  fit error
+        0      5,000 x 64  quantized_rows, bits=8         320,000        325,000       1.28      0.34    3.8      0.006
+        model                                             320,130        325,130       1.28      0.34   3.76
     """
     require_bool(fit, "fit")
     _check(model, format, fit)

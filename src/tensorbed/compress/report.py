@@ -159,6 +159,7 @@ class Entry:
 
     @property
     def ratio(self) -> float:
+        """Bytes before over bytes after."""
         return self.bytes_before / self.bytes_after
 
     def cells(self) -> tuple[str, ...]:

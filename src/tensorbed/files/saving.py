@@ -28,6 +28,18 @@ def save(module: nn.Module, path: str | os.PathLike[str]) -> None:
     stored as one that is not tied. Every tensor and the description have a checksum, by which :func:`load` sees damage.
     The file is written beside ``path`` and takes its place when it is complete:
     whatever happens, there is the old file or the new one.
+
+    Args:
+        module: a layer of this library, or a model that has some.
+        path: of the file, a safetensors one.
+
+    Example::
+
+        >>> layer = tb.TTEmbedding(25_000, 256, rank=16)
+        >>> tb.save(layer, "layer.safetensors")
+        >>> again = tb.load("layer.safetensors")
+        >>> torch.equal(again(torch.arange(10)), layer(torch.arange(10)))
+        True
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"save takes a layer or a model, got {type(module).__name__}.")
@@ -152,6 +164,19 @@ def load(path: str | os.PathLike[str], into: nn.Module | None = None) -> nn.Modu
     Everything is read and checked before the model is touched: a file that is damaged, foreign, of a newer version or
     of another model raises ``ValueError`` with the reason and leaves the model as it was. Layers that have the file's
     structure already keep their Parameters, and an optimiser over them goes on; dtype, device and what is frozen stay.
+
+    Args:
+        path: of a file that :func:`save` wrote.
+        into: the model, dense or compressed, when the file is one of a model.
+
+    Example::
+
+        >>> model = torch.nn.Sequential(torch.nn.Embedding(5000, 64), torch.nn.Linear(64, 2))
+        >>> report = tb.compress_(model, tb.QuantizedRows(bits=8))
+        >>> tb.save(model, "model.safetensors")
+        >>> dense = torch.nn.Sequential(torch.nn.Embedding(5000, 64), torch.nn.Linear(64, 2))
+        >>> tb.load("model.safetensors", into=dense)[0].structure.kind
+        'quantized_rows'
     """
     with opened(path) as file:
         contents = understood(file, Path(path))

@@ -136,6 +136,12 @@ class EmbeddingBagCollection(nn.Module):
             dense_below: instead of that, tables of fewer rows than this are dense and all others have the format;
                 0 gives it to every one.
             mode, include_last_offset, options: as for :class:`EmbeddingBag`, the same for every table.
+
+        Example::
+
+            >>> fields = tb.EmbeddingBagCollection.from_sizes({"user": 1_000_000, "day": 7}, 16, tb.TensorTrain(rank=8))
+            >>> [table.structure.kind for table in fields.tables.values()]
+            ['tensor_train', 'dense']
         """
         if not isinstance(sizes, Mapping):
             raise TypeError(f'sizes must be a mapping such as {{"C1": 1460}}, got {type(sizes).__name__}.')
@@ -152,6 +158,7 @@ class EmbeddingBagCollection(nn.Module):
 
     @property
     def names(self) -> tuple[str, ...]:
+        """Of the tables, in the order of the columns."""
         return tuple(self.tables)
 
     @property
@@ -169,6 +176,15 @@ class EmbeddingBagCollection(nn.Module):
     @overload
     def forward(self, input: Jagged) -> KeyedPooled: ...
     def forward(self, input: Tensor | Mapping[str, Arguments] | Jagged) -> Pooled | KeyedPooled:
+        """Look up and pool all tables in one call; the shapes are those of the class.
+
+        Example::
+
+            >>> fields = tb.EmbeddingBagCollection.from_sizes({"user": 1000, "tag": 5000}, 8, tb.TensorTrain(rank=4))
+            >>> tags = torch.tensor([7, 7, 4999]), torch.tensor([0, 2])  # ids and where each bag begins
+            >>> fields({"user": torch.tensor([[3], [999]]), "tag": tags}).values.shape
+            torch.Size([2, 16])
+        """
         asked, world = self._asked(input)
         # Here all work is known before any is done: the compiled kernels do theirs in one call.
         values, dims = pooled(asked, world), self.dims

@@ -45,6 +45,14 @@ class Embedding(StructuredTable):
     """
 
     def forward(self, index: Tensor) -> Tensor:  # (*) -> (*, embedding_dim)
+        """Look up rows: ``layer.weight[index]`` without the table.
+
+        An index outside ``[0, num_embeddings)`` raises ``IndexError``.
+
+        Shape:
+            - index: ``(*)``, int32 or int64
+            - output: ``(*, embedding_dim)``
+        """
         return lookup(
             self.structure,
             self.params(),
@@ -56,7 +64,17 @@ class Embedding(StructuredTable):
         )
 
     def explain(self, index: Tensor) -> Explanation:  # (*)
-        """What :meth:`forward` would do with these indices, counted and not done: ``print(layer.explain(index))``."""
+        """What :meth:`forward` would do with these indices, counted from them alone: no row is computed.
+
+        Example::
+
+            >>> layer = tb.Embedding(25_000, 256, tb.TensorTrain(rank=16))
+            >>> print(layer.explain(torch.arange(1000).repeat(3)))
+            tensor_train, 25,000 x 256, shape=(35, 19, 38) x (8, 4, 8), ranks=(16, 16)
+              indices                             3,000
+              unique rows                         1,000  3.0x fewer
+              ...
+        """
         return explain(self.structure, index, impl=self.impl)
 
     @classmethod
@@ -71,16 +89,25 @@ class Embedding(StructuredTable):
         use: Use | None = None,
         **options: Unpack[TableOptions],
     ) -> Self:
-        """Fit a format to a trained table.
+        """Fit a format to a trained table. The relative error that was reached is in ``fit_error``.
 
         Args:
-            table: ``(num_embeddings, embedding_dim)``, finite.
+            table: the trained table, all of its numbers finite.
             format: to a rank, a ratio, or an error: ``tb.TensorTrain(rel_error=0.1)``.
             freeze: as in torch, the tensors do not require gradients unless ``freeze=False``.
             dtype: of the layer, by default the table's.
             use: how the table is used, where that is known (``tb.structures.Use``): errors are weighed by it.
+            options: the others of the layer, ``padding_idx`` for instance.
 
-        The relative Frobenius error that was reached is in ``fit_error``.
+        Shape:
+            - table: ``(num_embeddings, embedding_dim)``
+
+        Example::
+
+            >>> trained = torch.nn.Embedding(4096, 64)
+            >>> layer = tb.Embedding.from_pretrained(trained.weight, tb.QuantizedRows(bits=8))
+            >>> layer.fit_error < 0.01
+            True
         """
         return cls._fitted(table, format, freeze, dtype, use, **options)
 
@@ -107,7 +134,7 @@ class EmbeddingBag(StructuredTable):
     Rows at ``padding_idx`` do not take part.
 
     Args:
-        num_embeddings, embedding_dim, format, padding_idx, std, impl: see :class:`Embedding`.
+        num_embeddings, embedding_dim, format, padding_idx, scale_grad_by_freq, std, impl: see :class:`Embedding`.
         mode: ``"sum"``, ``"mean"`` (as in torch the default) or ``"max"``.
         include_last_offset: the last entry of ``offsets`` is the end of the last bag.
 
@@ -155,7 +182,15 @@ class EmbeddingBag(StructuredTable):
         use: Use | None = None,
         **options: Unpack[TableOptions],
     ) -> Self:
-        """Fit a format to a trained table; see :meth:`Embedding.from_pretrained`."""
+        """Fit a format to a trained table, with the arguments of :meth:`Embedding.from_pretrained` and of the layer.
+
+        Example::
+
+            >>> trained = torch.nn.EmbeddingBag(4096, 64, mode="sum")
+            >>> layer = tb.EmbeddingBag.from_pretrained(trained.weight, tb.QuantizedRows(bits=8), mode="sum")
+            >>> layer(torch.tensor([[4, 9], [4095, 4]])).shape
+            torch.Size([2, 64])
+        """
         check_mode(mode, options.get("scale_grad_by_freq", False))
         require_bool(include_last_offset, "include_last_offset")
         layer = cls._fitted(table, format, freeze, dtype, use, **options)
@@ -165,12 +200,20 @@ class EmbeddingBag(StructuredTable):
     def forward(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Tensor:  # (bags, length) or (n,) -> (bags, embedding_dim)
+        """Pool bags of rows.
+
+        Shape:
+            - input: ``(bags, length)``, or ``(n,)`` with ``offsets``; int32 or int64
+            - offsets: ``(bags,)``, where each bag begins, or ``(bags + 1,)`` with ``include_last_offset``
+            - per_sample_weights: like input, with ``mode="sum"`` only
+            - output: ``(bags, embedding_dim)``
+        """
         return bags(self.structure, self.params(), self._pooling, input, offsets, per_sample_weights)
 
     def explain(
         self, input: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
     ) -> Explanation:
-        """What :meth:`forward` would do with these bags, counted and not done."""
+        """What :meth:`forward` would do with these bags, counted from the indices alone: no row is computed."""
         bags = request_bags(self.structure, self.params(), self._pooling, input, offsets, per_sample_weights)
         return explain_bags(*bags)
 

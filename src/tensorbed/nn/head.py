@@ -46,9 +46,12 @@ class Head(StructuredTable):
 
     Example::
 
-        >>> head = tb.Head(512, 267735, tb.TensorTrain(rank=16))
-        >>> loss = head.loss(hidden, target)  # instead of F.cross_entropy(head(hidden), target)
-        >>> values, indices = head.topk(hidden[-1], 10)
+        >>> head = tb.Head(64, 10_000, tb.TensorTrain(rank=16))
+        >>> hidden, target = torch.randn(8, 64), torch.randint(0, 10_000, (8,))
+        >>> loss = head.loss(hidden, target)
+        >>> torch.allclose(loss, torch.nn.functional.cross_entropy(head(hidden), target))
+        True
+        >>> values, words = head.topk(hidden[-1], 10)
     """
 
     _size_names: ClassVar[tuple[str, str]] = ("num_classes", "in_features")
@@ -100,14 +103,28 @@ class Head(StructuredTable):
     ) -> Self:
         """Fit a format to a trained weight, ``linear.weight`` and ``linear.bias`` of a ``torch.nn.Linear``.
 
+        The relative Frobenius error that was reached is in ``fit_error``.
+
         Args:
-            table: ``(num_classes, in_features)``, finite.
+            table: the trained weight, all of its numbers finite.
             format: to a rank, a ratio, or an error: ``tb.TensorTrain(rel_error=0.1)``.
             freeze: the tensors do not require gradients unless ``freeze=False``.
-            bias: ``(num_classes,)``, copied.
+            bias: copied.
+            impl, memory_budget, std: as for the layer itself.
+            dtype: of the layer, by default the table's.
             use: how the table is used, where that is known (``tb.structures.Use``): errors are weighed by it.
 
-        The relative Frobenius error that was reached is in ``fit_error``.
+        Shape:
+            - table: ``(num_classes, in_features)``
+            - bias: ``(num_classes,)``
+
+        Example::
+
+            >>> linear = torch.nn.Linear(64, 5000)
+            >>> head = tb.Head.from_pretrained(linear.weight, tb.QuantizedRows(bits=8), bias=linear.bias)
+            >>> hidden = torch.randn(8, 64)
+            >>> torch.allclose(head(hidden), linear(hidden), atol=0.05)
+            True
         """
         _check(impl, memory_budget)
         if isinstance(table, Tensor) and table.dim() == 2:
@@ -124,6 +141,18 @@ class Head(StructuredTable):
 
         The tensors are the embedding's own Parameters: trained by both uses, counted once. A padding row is shared too:
         its class has the constant row's score. Under FSDP2 both make one unit, ``fully_shard([embedding, head])``.
+
+        Args:
+            embedding: a layer of this library.
+            bias: whether each class has a number added to its score, the head's own.
+            impl, memory_budget: as for the layer itself.
+
+        Example::
+
+            >>> embedding = tb.TTEmbedding(10_000, 64, rank=16, std=64**-0.5)
+            >>> head = tb.Head.tied_to(embedding)
+            >>> head.core_0 is embedding.core_0
+            True
         """
         if not isinstance(embedding, StructuredTable):
             raise TypeError(
@@ -154,6 +183,7 @@ class Head(StructuredTable):
         return self._owner() is not self
 
     def packed(self) -> Self:
+        """The head that is stored when training is over; a tied one is tied anew to its packed embedding."""
         if self.is_tied:
             raise ValueError(
                 "a tied head has its embedding's table: pack that and tie again, tb.Head.tied_to(embedding.packed())."
@@ -161,9 +191,13 @@ class Head(StructuredTable):
         return super().packed()
 
     def forward(self, h: Tensor, target: Tensor | None = None, *, task: str = "", **options: Any) -> Any:
-        """``head(h)`` gives the logits ``(*, num_classes)``; :meth:`loss` and the others come through here too.
+        """Score all classes: ``head(h)`` gives the logits.
 
-        Hooks, of FSDP for instance, which gathers parameters, see every use that way.
+        :meth:`loss` and the others come through here too, so that hooks see every use; those of FSDP gather parameters.
+
+        Shape:
+            - h: ``(*, in_features)``
+            - output: ``(*, num_classes)``
         """
         vocabulary, budget = self.vocabulary(), self.memory_budget
         if task == "topk":
@@ -196,6 +230,12 @@ class Head(StructuredTable):
     ) -> Tensor:
         """``F.cross_entropy(head(h), target)`` without the logits; see :func:`tensorbed.linear_cross_entropy`.
 
+        Args:
+            ignore_index, label_smoothing, reduction: as in ``torch.nn.functional.cross_entropy``.
+            class_weight: what that function calls ``weight``.
+            z_loss: adds ``z_loss * logsumexp(logits)**2``, the mean over targets that count.
+            softcap: logits become ``softcap * tanh(logits / softcap)``.
+
         Shape:
             - h: ``(*, in_features)``
             - target: ``(*)``, int32 or int64, each below ``num_classes`` or ``ignore_index``
@@ -216,14 +256,16 @@ class Head(StructuredTable):
         return loss
 
     def log_prob(self, h: Tensor, target: Tensor, *, softcap: float | None = None) -> Tensor:  # (*, in), (*) -> (*)
-        """``log_softmax(head(h))`` at the targets, differentiable."""
+        """``log_softmax(head(h))`` at the targets, differentiable, without the logits: ``(*)`` for ``(*)`` targets."""
         loss: Tensor = self(h, target, task="loss", reduction="none", ignore_index=None, softcap=softcap)
         return -loss
 
     def topk(self, h: Tensor, k: int) -> TopK:  # (*, in_features) -> (*, k), (*, k)
         """The largest scores and their classes, ``(values, indices)``, the largest first; without gradients.
 
-        For one vector the scores come straight through the cores where that is cheaper than making rows.
+        Shape:
+            - h: ``(*, in_features)``
+            - values, indices: ``(*, k)``
         """
         found: TopK = self(h, task="topk", k=k)
         return found
@@ -241,7 +283,13 @@ class Head(StructuredTable):
 
         Args:
             temperature: 0 takes the largest score.
-            top_k: draw among so many largest only.
+            top_k: draw among so many largest scores only.
+            generator: of the random numbers; by default torch's own.
+            softcap: scores become ``softcap * tanh(scores / softcap)`` first.
+
+        Shape:
+            - h: ``(*, in_features)``
+            - output: ``(*)``, int64
         """
         drawn: Tensor = self(
             h, task="sample", temperature=temperature, top_k=top_k, generator=generator, softcap=softcap
@@ -251,16 +299,18 @@ class Head(StructuredTable):
     def explain(self, vectors: int | Tensor, *, training: bool = False, reduction: str = "mean") -> ScoresExplanation:
         """What :meth:`loss` would do in ``training``, or scores and :meth:`topk` else, for so many vectors.
 
-        Counted and not done: ``print(head.explain(1))``.
+        It is counted and not done: ``print(head.explain(1))``.
         """
         found = explain(self.vocabulary(), vectors, self.memory_budget, training=training, reduction=reduction)
         return replace(found, path="reference, all logits at once") if self.impl == "reference" else found
 
     def vocabulary(self, bias: Tensor | None = None) -> Vocabulary:
+        """The table as what hidden vectors are scored against, with this head's bias or another."""
         return super().vocabulary(self.bias if bias is None else bias)
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
+        """Draw the table anew, and set a bias to zero."""
         super().reset_parameters()
         if isinstance(getattr(self, "bias", None), Tensor):
             self.bias.zero_()  # type: ignore[union-attr]
@@ -322,11 +372,21 @@ def embedding_and_head(
     """An embedding and a head of one shape: two tables as in the paper, or one that both share.
 
     Args:
+        num_embeddings: how many words there are, rows of the table.
+        embedding_dim: how many numbers a word has, columns of the table.
         format: of both.
         tied: whether the head computes with the embedding's table, see :meth:`Head.tied_to`.
         bias, memory_budget: of the head.
         options: of the embedding, ``padding_idx`` for instance; ``std``, if given, holds for both, and one table for
-            both is drawn with ``1 / sqrt(embedding_dim)`` if not.
+            both is drawn with ``1 / sqrt(embedding_dim)`` if not. ``impl`` and ``scale_grad_by_freq`` are as in
+            :class:`Embedding`.
+
+    Example::
+
+        >>> embedding, head = tb.embedding_and_head(10_000, 64, tb.TensorTrain(rank=16), tied=True)
+        >>> words = torch.randint(0, 10_000, (2, 5))
+        >>> head.loss(embedding(words), words).shape
+        torch.Size([])
     """
     if require_bool(tied, "tied") and options.get("std") is None:
         options["std"] = scoring_std(require_positive(embedding_dim, "embedding_dim"))

@@ -51,7 +51,28 @@ class _OfTrain(StructuredTable):
 
 
 class TTEmbedding(_OfTrain, Embedding):
-    """:class:`Embedding` over a tensor train: ``tb.TTEmbedding(25000, 256, rank=16)``, or ``ratio=``, ``ranks=``."""
+    """:class:`Embedding` over a tensor train, with the train's size in the place of a format.
+
+    Args:
+        num_embeddings, embedding_dim, padding_idx, scale_grad_by_freq, std, impl: see :class:`Embedding`.
+        rank: one rank for every bond; 16 when nothing is said. Or ``ranks``, one for each bond, or ``ratio``, the
+            largest rank that makes the table this many times smaller.
+        order: how many cores there are.
+        shape: the factors of rows and columns, ``((I_1, ..., I_N), (J_1, ..., J_N))``; by default
+            ``tb.suggest_shape``.
+
+    Shape:
+        - index: ``(*)``, int32 or int64
+        - output: ``(*, embedding_dim)``
+
+    Example::
+
+        >>> layer = tb.TTEmbedding(25_000, 256, rank=16)
+        >>> layer(torch.tensor([[0, 7], [24_999, 3]])).shape
+        torch.Size([2, 2, 256])
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        28800
+    """
 
     @options_shown
     def __init__(
@@ -92,7 +113,8 @@ class TTEmbedding(_OfTrain, Embedding):
 
         Example::
 
-            >>> layer = tb.TTEmbedding.from_pretrained(old.weight, rel_error=0.1)
+            >>> trained = torch.nn.Embedding(500, 64)
+            >>> layer = tb.TTEmbedding.from_pretrained(trained.weight, rel_error=0.1, freeze=False)
             >>> layer.fit_error <= 0.1
             True
         """
@@ -102,7 +124,28 @@ class TTEmbedding(_OfTrain, Embedding):
 
 
 class TTEmbeddingBag(_OfTrain, EmbeddingBag):
-    """:class:`EmbeddingBag` over a tensor train."""
+    """:class:`EmbeddingBag` over a tensor train, with the train's size in the place of a format.
+
+    Args:
+        num_embeddings, embedding_dim, mode, include_last_offset, padding_idx, std, impl: see :class:`EmbeddingBag`.
+        rank: one rank for every bond; 16 when nothing is said. Or ``ranks``, one for each bond, or ``ratio``, the
+            largest rank that makes the table this many times smaller.
+        order: how many cores there are.
+        shape: the factors of rows and columns, ``((I_1, ..., I_N), (J_1, ..., J_N))``; by default
+            ``tb.suggest_shape``.
+
+    Shape:
+        - input: ``(bags, length)``, or ``(n,)`` with offsets ``(bags,)``
+        - output: ``(bags, embedding_dim)``
+
+    Example::
+
+        >>> layer = tb.TTEmbeddingBag(10_000_000, 64, rank=32, mode="sum")
+        >>> layer(torch.tensor([4, 9, 9_999_999, 4]), torch.tensor([0, 3])).shape
+        torch.Size([2, 64])
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        626560
+    """
 
     @options_shown
     def __init__(
@@ -144,7 +187,15 @@ class TTEmbeddingBag(_OfTrain, EmbeddingBag):
         use: Use | None = None,
         **options: Unpack[TableOptions],
     ) -> Self:
-        """Fit to a trained table by ``rank``, ``ranks``, ``ratio`` or ``rel_error``; the rest as in the layer."""
+        """Fit to a trained table by ``rank``, ``ranks``, ``ratio`` or ``rel_error``; the rest as in the layer itself.
+
+        Example::
+
+            >>> trained = torch.nn.EmbeddingBag(500, 64)
+            >>> layer = tb.TTEmbeddingBag.from_pretrained(trained.weight, ratio=4)
+            >>> layer.compression_ratio >= 4
+            True
+        """
         _check_freeze(cls, freeze)
         format = TensorTrain(rank=rank, ranks=ranks, ratio=ratio, rel_error=rel_error, order=order, shape=shape)
         bags: Any = {"mode": mode, "include_last_offset": include_last_offset}
@@ -152,9 +203,26 @@ class TTEmbeddingBag(_OfTrain, EmbeddingBag):
 
 
 class TTHead(_OfTrain, Head):
-    """:class:`Head` over a tensor train: ``tb.TTHead(512, 267735, rank=16)``.
+    """:class:`Head` over a tensor train, with the train's size in the place of a format.
 
-    ``shape`` is that of the table, ``((vocabulary factors), (feature factors))``.
+    Args:
+        in_features, num_classes, bias, std, impl, memory_budget: see :class:`Head`.
+        rank: one rank for every bond; 16 when nothing is said. Or ``ranks``, one for each bond, or ``ratio``, the
+            largest rank that makes the table this many times smaller.
+        order: how many cores there are.
+        shape: the factors of classes and features, ``((I_1, ..., I_N), (J_1, ..., J_N))``; by default
+            ``tb.suggest_shape``.
+
+    Shape:
+        - h: ``(*, in_features)``
+        - output: ``(*, num_classes)``
+
+    Example::
+
+        >>> head = tb.TTHead(64, 10_000, rank=16)
+        >>> hidden, target = torch.randn(8, 64), torch.randint(0, 10_000, (8,))
+        >>> head.loss(hidden, target).shape, head.topk(hidden, 5).indices.shape
+        (torch.Size([]), torch.Size([8, 5]))
     """
 
     def __init__(
@@ -197,7 +265,15 @@ class TTHead(_OfTrain, Head):
         std: Deviation = None,
         use: Use | None = None,
     ) -> Self:
-        """Fit to a trained weight by ``rank``, ``ranks``, ``ratio`` or ``rel_error``; the rest as in :class:`Head`."""
+        """Fit to a trained weight by ``rank``, ``ranks``, ``ratio`` or ``rel_error``; the rest as in :class:`Head`.
+
+        Example::
+
+            >>> linear = torch.nn.Linear(64, 500)
+            >>> head = tb.TTHead.from_pretrained(linear.weight, ratio=4, bias=linear.bias)
+            >>> head(torch.randn(8, 64)).shape
+            torch.Size([8, 500])
+        """
         _check_freeze(cls, freeze)
         format = TensorTrain(rank=rank, ranks=ranks, ratio=ratio, rel_error=rel_error, order=order, shape=shape)
         head: Any = {"impl": impl, "memory_budget": memory_budget, "dtype": dtype, "std": std, "use": use}

@@ -74,7 +74,7 @@ class BandsMatrix(ComposedMatrix):
 
 @dataclass(frozen=True, repr=False)
 class Bands(Format):
-    r"""``tb.Bands(((2000, tb.Dense()), (10_000, tb.LowRank(rank=64)), (None, tb.TensorTrain(rank=16))))``.
+    r"""Consecutive bands of rows, each in a format of its own: frequent rows have many numbers, rare ones few.
 
     Rows are taken to be ordered by frequency, the most frequent first. Row ``i`` of band ``k``, which begins at row
     ``b_k``, is row ``i - b_k`` of that band's table.
@@ -87,6 +87,14 @@ class Bands(Format):
         bands: where each band ends, ``None`` for the end of the table, and its format.
         ratio: moves the dimensions of the default bands, all by one factor: the largest ones at which the dense table
             takes at least this many times the stored bytes.
+
+    Example::
+
+        >>> layer = tb.Embedding(25_000, 256, tb.Bands(((2000, tb.Dense()), (None, tb.TensorTrain(rank=16)))))
+        >>> layer.structure.describe()
+        '2000 rows dense, 23000 rows tensor_train shape=(36, 18, 36) x (8, 4, 8), ranks=(16, 16)'
+        >>> round(tb.Embedding(25_000, 256, tb.Bands()).compression_ratio, 1)
+        7.2
     """
 
     bands: Any = None  # tuple[tuple[int | None, Format], ...] once checked

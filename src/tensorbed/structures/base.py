@@ -37,6 +37,7 @@ class TensorSpec:
 
     @property
     def numel(self) -> int:
+        """Numbers in it."""
         return prod(self.shape)
 
 

@@ -173,11 +173,22 @@ def _gram(slices: Tensor) -> Tensor:  # (i, J, R) -> (R, R)
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CanonicalPolyadic(FactorsFormat[CanonicalPolyadicMatrix]):
-    """``tb.CanonicalPolyadic(rank=64)`` or ``(ratio=100)``: a sum of Kronecker products.
+    """A sum of Kronecker products, known as word2ketXS: a tensor train whose cores are diagonal.
+
+    Its size grows with the rank and not with the square of the rank. Give ``rank`` or ``ratio``.
 
     Args:
-        rank: how many terms.
-        ratio, order, shape: see :class:`FactorsFormat`.
+        rank: how many terms there are; 16 when nothing is said.
+        ratio: the largest rank at which the dense table takes at least this many times the stored bytes.
+        rel_error: refused, because no fit of this format keeps an error.
+        order: how many factors the rows and the columns have.
+        shape: the factors themselves, ``((I_1, ..., I_N), (J_1, ..., J_N))``; by default ``tb.suggest_shape``.
+
+    Example::
+
+        >>> layer = tb.Embedding(25_000, 256, tb.CanonicalPolyadic(rank=64))
+        >>> sum(parameter.numel() for parameter in layer.parameters())
+        42240
     """
 
     sizes: ClassVar[tuple[str, ...]] = ("rank", "ratio")

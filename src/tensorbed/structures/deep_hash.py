@@ -124,13 +124,21 @@ class DeepHashMatrix(Structure):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DeepHash(Format):
-    """``tb.DeepHash(hidden=512)`` or ``tb.DeepHash(ratio=50)``: no table, for training; it cannot be fitted.
+    """No table at all: many hashes of the row number pass through a small network, which is trained.
+
+    A trained table cannot be fitted by it. Give ``hidden`` or ``ratio``.
 
     Args:
-        hashes: inputs of the network.
-        hidden: width of its hidden layers.
-        ratio: the widest at which the dense table takes at least this many times the stored bytes.
+        hashes: how many hashes the network is given.
+        hidden: the width of its hidden layers.
         layers: how many hidden layers there are.
+        ratio: the largest width at which the dense table takes at least this many times the stored bytes.
+
+    Example::
+
+        >>> layer = tb.Embedding(25_000, 256, tb.DeepHash(hidden=128))
+        >>> layer.structure.describe(), round(layer.compression_ratio, 1)
+        ('1024 hashes, 2 layers of 128', 34.3)
     """
 
     hashes: int = 1024

@@ -61,7 +61,13 @@ class DenseMatrix(Structure):
 
 @dataclass(frozen=True)
 class Dense(Format):
-    """``tb.Dense()``: an ordinary table, for baselines that differ in one argument."""
+    """An ordinary table, for baselines that differ from a compressed model in one argument alone.
+
+    Example::
+
+        >>> tb.Embedding(25_000, 256, tb.Dense()).compression_ratio
+        1.0
+    """
 
     is_plain: ClassVar[bool] = True
     suits_heads: ClassVar[bool] = True

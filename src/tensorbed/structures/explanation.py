@@ -71,10 +71,10 @@ class Explanations:
     def __iter__(self) -> Iterator[str]:
         return iter(self.tables)
 
-    indices = property(lambda self: self._total("indices"))
-    unique_rows = property(lambda self: self._total("unique_rows"))
-    multiply_adds_plain = property(lambda self: self._total("multiply_adds_plain"))
-    multiply_adds = property(lambda self: self._total("multiply_adds"))
+    indices = property(lambda self: self._total("indices"), doc="Of all tables together.")
+    unique_rows = property(lambda self: self._total("unique_rows"), doc="Of all tables together.")
+    multiply_adds_plain = property(lambda self: self._total("multiply_adds_plain"), doc="Of all tables together.")
+    multiply_adds = property(lambda self: self._total("multiply_adds"), doc="Of all tables together.")
 
     def _total(self, name: str) -> int | None:
         """The sum over all tables, unless a part of it is unknown."""

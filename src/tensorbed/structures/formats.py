@@ -56,6 +56,12 @@ class Use:
     Shape:
         - counts: ``(rows,)``, how often each row was looked up
         - moment: ``(cols, cols)``, the mean of ``h h^T`` over the vectors ``h`` that rows were multiplied with
+
+    Example::
+
+        >>> hidden = torch.randn(500, 64)
+        >>> use = tb.structures.Use(counts=torch.arange(1000), moment=hidden.T @ hidden / 500)
+        >>> layer = tb.Embedding.from_pretrained(torch.randn(1000, 64), tb.HotRows(), use=use)
     """
 
     counts: Tensor | None = None

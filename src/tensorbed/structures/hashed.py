@@ -137,13 +137,21 @@ def _summed(table: Tensor, places: Tensor, signs: Tensor | None) -> Tensor:  # (
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class Hashed(Format):
-    """``tb.Hashed(buckets=100_000)`` or ``tb.Hashed(ratio=20)``: rows that share those of a smaller table.
+    """The hashing trick: each row is a row of a smaller table, or a sum of several, chosen by a hash of its number.
+
+    Give ``buckets`` or ``ratio``.
 
     Args:
-        buckets: rows of the smaller table.
+        buckets: how many rows the smaller table has.
         ratio: the most buckets at which the dense table takes at least this many times the stored bytes.
-        hashes: how many of them are summed for a row; with two or more few rows are equal.
-        signed: sum them with signs, so that what rows share cancels on average.
+        hashes: how many rows of the smaller table are summed; with two or more, few rows are equal.
+        signed: whether they are summed with signs, so that what rows share cancels on average.
+
+    Example::
+
+        >>> layer = tb.Embedding(25_000, 256, tb.Hashed(buckets=1000))
+        >>> round(layer.compression_ratio, 1)
+        25.0
     """
 
     squares_numbers = True

@@ -93,7 +93,18 @@ class LowRankMatrix(Structure):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class LowRank(RankedFormat[LowRankMatrix]):
-    """``tb.LowRank(rank=64)``, ``tb.LowRank(ratio=8)`` or, for fitting, ``tb.LowRank(rel_error=0.1)``."""
+    """The product of two thin matrices, ``U @ V.T``. Give ``rank``, ``ratio`` or, for fitting alone, ``rel_error``.
+
+    Args:
+        rank: how many columns ``U`` and ``V`` have; 16 when nothing is said.
+        ratio: the largest rank at which the dense table takes at least this many times the stored bytes.
+        rel_error: the smallest rank that keeps ``||W - fit||_F <= rel_error * ||W||_F`` for the table ``W``.
+
+    Example::
+
+        >>> tb.Embedding(25_000, 256, tb.LowRank(ratio=8))
+        Embedding(25000, 256, low_rank, rank=31, parameters=782,936, ratio=8.174)
+    """
 
     squares_numbers = True
     spelling = ("lr", "low rank, which wants training after")

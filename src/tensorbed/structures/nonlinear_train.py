@@ -113,11 +113,24 @@ def check_activation(activation: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class NonlinearTrain(FactorsFormat[NonlinearTrainMatrix]):
-    """``tb.NonlinearTrain(rank=16)`` or ``(ratio=50, activation="tanh")``; trained, and never fitted.
+    """A tensor train with an activation after each core but the last, for training from scratch.
+
+    A trained table cannot be fitted by it. Give ``rank`` or ``ratio``.
 
     Args:
-        rank, ratio, order, shape: see :class:`FactorsFormat`.
+        rank: of every bond between two cores; 16 when nothing is said.
+        ratio: the largest rank at which the dense table takes at least this many times the stored bytes.
+        rel_error: refused, because there is no fit.
+        order: how many cores there are.
+        shape: the factors of rows and columns, ``((I_1, ..., I_N), (J_1, ..., J_N))``; by default
+            ``tb.suggest_shape``.
         activation: ``"relu"``, ``"tanh"`` or ``"gelu"``.
+
+    Example::
+
+        >>> layer = tb.Embedding(25_000, 256, tb.NonlinearTrain(rank=16, activation="tanh"))
+        >>> round(layer.compression_ratio, 1)
+        222.2
     """
 
     sizes: ClassVar[tuple[str, ...]] = ("rank", "ratio")

@@ -90,7 +90,7 @@ class PermutedMatrix(ComposedMatrix):
 
 @dataclass(frozen=True, eq=False)
 class Permuted(Format):
-    """``tb.Permuted(tb.TensorTrain(ratio=8))``: the rows in another order, in any other format.
+    """The rows in another order, in any other format, so that rows which are alike may share numbers.
 
     The order is stored, four bytes a row: a table of float32 becomes at most as many times smaller as it has columns.
 
@@ -101,6 +101,12 @@ class Permuted(Format):
 
     Shape:
         - order: ``(rows,)``, a permutation
+
+    Example::
+
+        >>> layer = tb.Embedding.from_pretrained(torch.randn(4096, 64), tb.Permuted(tb.LowRank(rank=16)))
+        >>> round(layer.compression_ratio, 2)
+        3.71
     """
 
     format: Format

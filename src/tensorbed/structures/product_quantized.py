@@ -144,13 +144,22 @@ class ProductQuantizedMatrix(Structure):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ProductQuantized(Format):
-    """``tb.ProductQuantized(ratio=8)`` or ``tb.ProductQuantized(parts=96)``, for fitting a trained table.
+    """Product quantisation of a trained table: a byte for each part of a row names an entry of that part's codebook.
+
+    Give ``parts`` or ``ratio``, or neither: then every two columns share a byte.
 
     Args:
-        parts: bytes of a row; divides ``embedding_dim``. By default every two columns share a byte.
+        parts: how many bytes a row has; it divides ``embedding_dim``.
         ratio: the most parts at which the dense table takes at least this many times the stored bytes.
-        rotate: find a rotation of the columns in which the parts quantise better, ``cols * cols`` more numbers.
-        sweeps: passes of k-means over all rows.
+        rotate: whether to find a rotation of the columns in which the parts quantise better; it takes
+            ``cols * cols`` more numbers.
+        sweeps: how many passes k-means makes over all rows.
+
+    Example::
+
+        >>> layer = tb.Embedding.from_pretrained(torch.randn(4096, 64), tb.ProductQuantized(parts=32, sweeps=2))
+        >>> layer.compression_ratio
+        5.333333333333333
     """
 
     squares_numbers = True

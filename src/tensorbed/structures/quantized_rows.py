@@ -134,11 +134,17 @@ def unpacked(codes: Tensor, cols: int) -> Tensor:  # -> (n, cols) int8
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class QuantizedRows(Format):
-    """``tb.QuantizedRows(bits=8)`` or ``tb.QuantizedRows(bits=4, group=32)``, for fitting a trained table.
+    """Whole numbers of 8 or 4 bits with a scale for each row, for a trained table that is not trained again.
 
     Args:
         bits: 8 or 4.
-        group: columns that share a step; by default the whole row for 8 bits, 32 for 4.
+        group: how many columns share a step; by default the whole row for 8 bits, and 32 columns for 4.
+
+    Example::
+
+        >>> layer = tb.Embedding.from_pretrained(torch.randn(4096, 64), tb.QuantizedRows(bits=4))
+        >>> round(layer.compression_ratio, 1), layer.fit_error < 0.1
+        (6.7, True)
     """
 
     bits: int = 8

@@ -149,12 +149,19 @@ def _check_combine(combine: object) -> None:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class QuotientRemainder(Format):
-    """``tb.QuotientRemainder()`` or ``tb.QuotientRemainder(ratio=20)``: two small tables, no two rows the same.
+    """Two small tables, one for ``i // buckets`` and one for ``i % buckets``, so that no two rows are the same.
 
     Args:
-        buckets: remainders; by default about the root of the number of rows, which takes the fewest numbers.
-        ratio: the most buckets at which the dense table takes at least this many times the stored bytes.
-        combine: ``"multiply"`` the two entry by entry, ``"add"`` them, or ``"concat"`` a half of the columns of each.
+        buckets: how many remainders there are; by default about the root of the number of rows, which takes the fewest
+            numbers.
+        ratio: instead of that, the most buckets at which the dense table takes at least this many times the stored
+            bytes.
+        combine: ``"multiply"`` the two rows entry by entry, ``"add"`` them, or ``"concat"`` half the columns of each.
+
+    Example::
+
+        >>> tb.Embedding(25_000, 256, tb.QuotientRemainder()).structure.describe()
+        '158 quotients multiply 159 remainders'
     """
 
     buckets: int | None = None

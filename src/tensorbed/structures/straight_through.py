@@ -216,16 +216,27 @@ class StraightThroughTensorsMatrix(ReadTensorsMatrix):
 
 @dataclass(frozen=True, repr=False)
 class StraightThrough(Format):
-    """``tb.StraightThrough(bits=4)``: trained as ``tb.QuantizedRows(bits=4)`` will be stored, then ``layer.packed()``.
+    """Training for quantisation: floats that are read as the codes they will be stored as by ``layer.packed()``.
 
-    Around another format, ``tb.StraightThrough(tb.TensorTrain(rank=16), bits=8)``, it is that one's trainable tensors
-    that are rounded, a scale for each entry of their first axis. While it is trained all are floats, and
-    ``compression_ratio`` says so; that of the packed layer counts codes and scales.
+    By itself it becomes ``tb.QuantizedRows``. Around another format, ``tb.StraightThrough(tb.TensorTrain(rank=16))``,
+    it is that one's trainable tensors that are rounded, with a scale for each entry of their first axis. While it is
+    trained all are floats, and ``compression_ratio`` says so; that of the packed layer counts codes and scales.
 
     Args:
         format: of the table.
         bits: 8 or 4.
-        group: columns, or numbers of a tensor's row, that share a step; by default the whole row for 8 bits, 32 for 4.
+        group: how many columns, or numbers of a tensor's row, share a step; by default the whole row for 8 bits, and
+            32 for 4.
+
+    Example::
+
+        >>> layer = tb.Embedding(1000, 64, tb.StraightThrough(bits=4))
+        >>> small = layer.packed()
+        >>> small.structure.describe(), round(small.compression_ratio, 1)
+        ('bits=4, group=32', 6.7)
+        >>> index = torch.arange(1000)
+        >>> torch.equal(layer(index), small(index))
+        True
     """
 
     format: Format = _TABLE

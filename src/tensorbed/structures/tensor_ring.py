@@ -22,9 +22,23 @@ class TensorRingMatrix(ChainMatrix):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TensorRing(ChainFormat):
-    """``tb.TensorRing(rank=8)``, ``(ratio=50)``, ``(ranks=[4, 8, 8])`` or, for fitting, ``(rel_error=0.1)``.
+    """A closed chain of small tensors, the cores, whose first and last one meet: a tensor train with its ends joined.
 
-    ``ranks`` are ``(R_0, ..., R_{N-1})``; ``R_N = R_0``.
+    Give one of ``rank``, ``ranks``, ``ratio`` or, for fitting alone, ``rel_error``.
+
+    Args:
+        rank: one rank for every bond; 16 when nothing is said.
+        ranks: one for each bond, ``(R_0, ..., R_{N-1})``; the last bond is the first, ``R_N = R_0``.
+        ratio: the largest uniform rank at which the dense table takes at least this many times the stored bytes.
+        rel_error: the ranks that keep ``||W - fit||_F <= rel_error * ||W||_F`` for the table ``W``.
+        order: how many cores there are.
+        shape: the factors of rows and columns, ``((I_1, ..., I_N), (J_1, ..., J_N))``; by default
+            ``tb.suggest_shape``.
+
+    Example::
+
+        >>> tb.Embedding(25_000, 256, tb.TensorRing(rank=8)).cores[0].shape  # (R_0, I_1, J_1, R_1)
+        torch.Size([8, 35, 8, 8])
     """
 
     structure = TensorRingMatrix

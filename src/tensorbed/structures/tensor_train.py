@@ -25,9 +25,29 @@ class TensorTrainMatrix(ChainMatrix):
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class TensorTrain(ChainFormat):
-    """``tb.TensorTrain(rank=16)``, ``(ratio=50)``, ``(ranks=[8, 16])`` or, for fitting, ``(rel_error=0.1)``.
+    """A chain of small tensors, the cores: each number of the table is a product of small matrices, one of each core.
 
-    ``ranks`` are the inner ones, ``(R_1, ..., R_{N-1})``.
+    Give one of ``rank``, ``ranks``, ``ratio`` or, for fitting alone, ``rel_error``.
+
+    Args:
+        rank: one rank for every bond; 16 when nothing is said.
+        ranks: one for each bond between two cores, ``(R_1, ..., R_{N-1})``.
+        ratio: the largest uniform rank at which the dense table takes at least this many times the stored bytes.
+        rel_error: the ranks that keep ``||W - fit||_F <= rel_error * ||W||_F`` for the table ``W``.
+        order: how many cores there are.
+        shape: the factors of rows and columns, ``((I_1, ..., I_N), (J_1, ..., J_N))``; by default
+            ``tb.suggest_shape``.
+
+    Example::
+
+        >>> layer = tb.Embedding(25_000, 256, tb.TensorTrain(rank=16))
+        >>> layer
+        Embedding(25000, 256, tensor_train, shape=(35, 19, 38) x (8, 4, 8), ranks=(16, 16),
+                  parameters=28,800, ratio=222.2)
+        >>> [tuple(core.shape) for core in layer.cores]  # (R_{k-1}, I_k, J_k, R_k)
+        [(1, 35, 8, 16), (16, 19, 4, 16), (16, 38, 8, 1)]
+        >>> round(tb.Embedding(25_000, 256, tb.TensorTrain(ratio=50)).compression_ratio, 1)
+        50.9
     """
 
     structure = TensorTrainMatrix

@@ -41,6 +41,8 @@ def linear_cross_entropy(
     With the keywords of ``torch.nn.functional.linear_cross_entropy``, and some more.
 
     Args:
+        input: the hidden vectors.
+        target: the classes that they should have.
         linear_weight: a layer of this library, or a structure with its tensors in ``params``.
         linear_bias: added to the logits; by default the layer's own.
         weight: of each class, as in ``torch.nn.functional.cross_entropy``.
@@ -61,7 +63,11 @@ def linear_cross_entropy(
 
     Example::
 
-        >>> loss = tb.linear_cross_entropy(hidden, embedding, target)  # a tied table
+        >>> embedding = tb.TTEmbedding(10_000, 64, rank=16)  # its table scores, too
+        >>> hidden, target = torch.randn(8, 64), torch.randint(0, 10_000, (8,))
+        >>> loss = tb.linear_cross_entropy(hidden, embedding, target)
+        >>> torch.allclose(loss, torch.nn.functional.cross_entropy(hidden @ embedding.weight.T, target))
+        True
     """
     vocabulary = vocabulary_of(linear_weight, params, linear_bias)
     options = Options(ignore_index, label_smoothing, reduction, z_loss, softcap, memory_budget)

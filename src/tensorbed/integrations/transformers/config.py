@@ -41,6 +41,18 @@ class TensorbedConfig(QuantizationConfigMixin):  # type: ignore[misc]
         format: as for :func:`tensorbed.compress_`; so are all other options that have no line here.
         layers: of a compressed model, by name: class, structure and options, and whose tensors it shares. From a file.
         untied: what its class would tie and is not. From a file.
+        version: of the description. From a file.
+
+    Example::
+
+        >>> from tensorbed.integrations.transformers import TensorbedConfig
+        >>> from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+        >>> sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        >>> LlamaForCausalLM(LlamaConfig(vocab_size=3000, **sizes)).save_pretrained("dense")
+        >>> config = TensorbedConfig(tb.QuantizedRows(bits=8))
+        >>> model = AutoModelForCausalLM.from_pretrained("dense", quantization_config=config)
+        >>> model.lm_head.structure.kind
+        'quantized_rows'
     """
 
     @short_messages()  # it may come from a file that somebody has edited

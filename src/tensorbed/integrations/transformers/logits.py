@@ -29,6 +29,20 @@ def loss_without_logits(model: nn.Module, on: bool = True) -> nn.Module:
     ``model(input_ids, labels=labels).loss`` then takes the memory of :meth:`tensorbed.Head.loss`. Whatever else is done
     with the logits, a softcap for instance, makes them as before: they, their views and their copies are read, written
     and differentiated as those of any head. In ``torch.compile`` the graph breaks there.
+
+    Args:
+        model: changed in place and returned; it has a head of this library.
+        on: ``False`` makes its heads ordinary ones again.
+
+    Example::
+
+        >>> from tensorbed.integrations.transformers import loss_without_logits
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=3000, **sizes))
+        >>> report = tb.compress_(model, tb.TensorTrain(rank=8), fit=False)
+        >>> words = torch.randint(0, 3000, (2, 8))
+        >>> loss_without_logits(model).train()(words, labels=words).loss.backward()
     """
     heads = [module for module in model.modules() if isinstance(module, Head)]
     if not heads:

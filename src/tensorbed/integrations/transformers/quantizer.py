@@ -46,6 +46,7 @@ class TensorbedQuantizer(HfQuantizer):  # type: ignore[misc]
     is_trainable = is_qat_trainable = is_compileable = True
 
     def is_serializable(self) -> bool:
+        """Whether ``save_pretrained`` may write the model."""
         return True
 
     def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
@@ -124,6 +125,20 @@ def adopt(model: PreTrainedModel) -> PreTrainedModel:
     """Make a model that has layers of ours one that transformers saves, loads, ties and resizes.
 
     :func:`tensorbed.compress_` does it; call it yourself after putting layers into a model by hand.
+
+    Args:
+        model: of transformers, changed in place and returned.
+
+    Example::
+
+        >>> from tensorbed.integrations.transformers import adopt
+        >>> from transformers import BertConfig, BertModel
+        >>> sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+        >>> model = BertModel(BertConfig(vocab_size=3000, **sizes))
+        >>> model.set_input_embeddings(tb.TTEmbedding(3000, 32, rank=8, padding_idx=0))
+        >>> adopt(model).save_pretrained("small")
+        >>> BertModel.from_pretrained("small").get_input_embeddings().structure.kind
+        'tensor_train'
     """
     if not tables(model):
         raise ValueError(f"this {type(model).__name__} has no layer of tensorbed.")
