@@ -85,14 +85,7 @@ by trying a few values on the first half of this test text: hot rows and calibra
 """,
 }
 _CHOICE = """
-## What to choose
-
-* **No loss that can be measured, ratio 4**: `tb.QuantizedRows(bits=8)`.
-* **Ratio 7, a language model with tied ends**: `tb.HotRows()` with `calibrate=`; without data `tb.HotRows()` alone, as
-  vocabularies are mostly ordered by frequency. Beyond that `tb.ProductQuantized(ratio=...)`, only with `calibrate=`.
-* **Ratio 7 and beyond, a table that is only read**: `tb.ProductQuantized(ratio=...)`.
-* **Low rank and tensor trains** are for tables that are trained in that form, from the start or afterwards: a trained
-  table is close to full rank, and they lose most of it.
+What to take is on the page [Which format should I take?](../which_format.md).
 """
 
 
