@@ -14,7 +14,7 @@ _PLAIN = ((r"\\c?dots", "..."), (r"\\,", ""), (r"[_^]\{\(?(\w+)\)?\}", r"_\1"), 
 _EXAMPLE = re.compile(r"^( *)Example::\n\n((?:\1 {4}.*\n?|\n)+)", re.MULTILINE)
 
 
-class MarkdownDocstrings(griffe.Extension):
+class MarkdownDocstrings(griffe.Extension):  # type: ignore[misc]
     """Names in backquotes, formulas as they stand, examples in fences."""
 
     def on_instance(self, *, obj: griffe.Object, **others: Any) -> None:
