@@ -34,6 +34,8 @@ python -m benchmarks.models smollm2 --data DIR
 ```
 
 `python -m benchmarks.models --help` says what DIR holds and which packages bring the models.
+
+What to take is on the page [Which format should I take?](../which_format.md).
 """
 _COMMANDS = """
 ## The command as it comes
@@ -84,16 +86,6 @@ That hot rows are kept at all, and how an error counts by itself beside what hid
 by trying a few values on the first half of this test text: hot rows and calibrated rows are a little flattered by that.
 """,
 }
-_CHOICE = """
-## What to choose
-
-* **No loss that can be measured, ratio 4**: `tb.QuantizedRows(bits=8)`.
-* **Ratio 7, a language model with tied ends**: `tb.HotRows()` with `calibrate=`; without data `tb.HotRows()` alone, as
-  vocabularies are mostly ordered by frequency. Beyond that `tb.ProductQuantized(ratio=...)`, only with `calibrate=`.
-* **Ratio 7 and beyond, a table that is only read**: `tb.ProductQuantized(ratio=...)`.
-* **Low rank and tensor trains** are for tables that are trained in that form, from the start or afterwards: a trained
-  table is close to full rank, and they lose most of it.
-"""
 
 
 def read(path: Path) -> list[Line]:
@@ -113,7 +105,7 @@ def write(folder: Path) -> None:
         picture(name, group).savefig(folder / _picture_file(name), dpi=200)
     sections = "".join(_section(name, group) for name, group in groups.items())
     commands = default_commands(read(folder / "defaults.jsonl"))
-    (folder / "compression.md").write_text(_HEAD + _CHOICE + commands + _FORMATS + sections + _HOW, encoding="utf-8")
+    (folder / "compression.md").write_text(_HEAD + commands + _FORMATS + sections + _HOW, encoding="utf-8")
 
 
 def default_commands(lines: Sequence[Line]) -> str:

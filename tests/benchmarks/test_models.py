@@ -98,8 +98,8 @@ def test_all_rows_of_a_table_have_its_columns(tmp_path):
 
 def test_what_is_seen_and_what_to_choose_stand_before_the_numbers(tmp_path):
     page = written(tmp_path)
-    assert page.index("## What to choose") < page.index("## The formats") < page.index("## all-MiniLM-L6-v2")
-    for section in page.split("\n## ")[3:5]:
+    assert page.index("(../which_format.md)") < page.index("## The formats") < page.index("## all-MiniLM-L6-v2")
+    for section in page.split("\n## ")[2:4]:
         assert 0 < section.index("What is seen: the largest ratio with") < section.index("![")
         assert section.index("![") < section.index("| float32 |")
     assert "**pq**: `tb.ProductQuantized`" in page
