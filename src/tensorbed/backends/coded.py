@@ -8,6 +8,7 @@ on is settled here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -17,10 +18,13 @@ from torch import Tensor
 from tensorbed.backends import native
 from tensorbed.backends.native import TYPES
 from tensorbed.backends.native.chains import unready
+from tensorbed.backends.triton import serving
 from tensorbed.dispatch import differentiable_once, full_precision, working_dtype
 
 if TYPE_CHECKING:
     from tensorbed import _native
+
+Made = Callable[["Coded", Tensor], Tensor]  # rows (n, cols) of a table for indices (n,)
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,8 @@ class Coded(ABC):
         return alike and not trains and self.known()
 
     @abstractmethod
-    def gradient(self, index: Tensor, grad: Tensor) -> Tensor:  # (n,), (n, cols) -> like floats
-        """Of :attr:`floats`, for that of the rows."""
+    def gradient(self, index: Tensor, grad: Tensor, made: Made) -> Tensor:  # (n,), (n, cols) -> like floats
+        """Of :attr:`floats`, for that of the rows, with what makes rows."""
 
 
 @dataclass(frozen=True)
@@ -119,9 +123,9 @@ class Quantized(Coded):
         )
         return found
 
-    def gradient(self, index: Tensor, grad: Tensor) -> Tensor:
+    def gradient(self, index: Tensor, grad: Tensor, made: Made) -> Tensor:
         wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
-        shares = _made(replace(self, floats=torch.ones_like(self.floats, dtype=wide.dtype)), index)
+        shares = made(replace(self, floats=torch.ones_like(self.floats, dtype=wide.dtype)), index)
         each = (shares * wide).sum(1, keepdim=True)
         return torch.zeros_like(self.floats, dtype=wide.dtype).index_add_(0, index, each).to(self.floats.dtype)
 
@@ -164,7 +168,7 @@ class Product(Coded):
         parts, _, width = self.floats.shape
         return self.codes.shape[1] == parts and parts * width == self.cols
 
-    def gradient(self, index: Tensor, grad: Tensor) -> Tensor:
+    def gradient(self, index: Tensor, grad: Tensor, made: Made) -> Tensor:
         parts, words, width = self.floats.shape
         wide = grad.to(torch.promote_types(grad.dtype, torch.float32)).reshape(-1, width)
         places = self.codes.index_select(0, index).long() + torch.arange(parts, device=index.device) * words
@@ -201,16 +205,19 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         index, *constants = ctx.saved_tensors
         coded = replace(ctx.coded, **dict(zip(ctx.coded.constants, constants, strict=True)))
-        return None, None, coded.gradient(index, grad)
+        return None, None, coded.gradient(index, grad, _made)
 
 
-def by_kernel(kernel: Literal["scores", "sums"], block: Coded, x: Tensor, out: Tensor) -> bool:
+def by_kernel(kernel: Literal["scores", "sums"], block: Coded, x: Tensor, out: Tensor, impl: str = "auto") -> bool:
     """Write ``rows @ x``, or of tables ``x`` the sum of the entries that each row's codes name, if the kernels can.
 
     Shape:
         - x: ``(cols, n)``, or tables ``(parts * words, n)``
         - out: ``(rows, n)``
     """
+    if serving.serves(impl, out) and x.dtype == out.dtype and x.is_contiguous() and out.is_contiguous():
+        getattr(serving.codes(), kernel)(block, x, out)
+        return True
     ready = unready((x, out), out.dtype) is None and x.is_contiguous() and out.is_contiguous()
     ready &= out.dtype in (torch.float32, torch.float64) and block.floats.dtype == out.dtype
     if not ready or not block.known():
