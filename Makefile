@@ -13,7 +13,7 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 # TENSORBED_NATIVE=0 leaves them out.
 TENSORBED_NATIVE ?= $(if $(shell command -v $(CXX)),1,auto)
 
-.PHONY: demo test test-slow test-spark sanitize lint types bench experiments figures clean help
+.PHONY: demo test test-slow test-spark gpu-check sanitize lint types bench experiments figures clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test       lint, types and the whole test suite"
 	@echo "make test-slow  checks that take minutes"
 	@echo "make test-spark preparation of click-through data by Spark, which needs a Java runtime"
+	@echo "make gpu-check  the kernels for GPUs in Triton's interpreter, on the CPU"
 	@echo "make sanitize   the tests of the kernels under AddressSanitizer and UBSan (Linux, GCC)"
 	@echo "make bench      lookups and heads side by side with others, about half an hour, 10 GB of memory, into out/bench"
 	@echo "make experiments  install and tell how to run the paper's tasks; DATA=folder trains a tiny slice of one"
@@ -65,6 +66,15 @@ test: lint types .venv/.models
 
 test-spark: .venv/.spark
 	$(BIN)/python -m pytest -m spark tests/experiments/test_click_through_spark.py
+
+# Triton brings 0.3 GB. Its default of fusing multiply-adds changes with version 3.10: it is said here.
+.venv/.gpu: .venv/.installed
+	@echo "About to download Triton: 0.3 GB."
+	TENSORBED_NATIVE=$(TENSORBED_NATIVE) $(PIP) --no-build-isolation -e '.[gpu]'
+	@touch $@
+
+gpu-check: .venv/.gpu
+	TRITON_INTERPRET=1 TRITON_DEFAULT_FP_FUSION=1 $(PYTEST) tests/gpu
 
 test-slow: .venv/.models
 	$(PYTEST) -m slow
