@@ -56,7 +56,7 @@ def check_targets(target: Tensor, classes: int, ignore_index: int | None, impl: 
 
     By kernels of a device it comes without a wait: as an error of the device, later, that shows no number.
     """
-    if serving.asked_for(impl) and not triton.absent_on(target.device):
+    if serving.asked_for(impl) and not triton.absent(target.device):
         valid = (target >= 0) & (target < classes)
         if ignore_index is not None:
             valid |= target == ignore_index

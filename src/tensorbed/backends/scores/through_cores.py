@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tensorbed.backends.triton import serving
 from tensorbed.backends.chain import Chain
 from tensorbed.backends.scores.scoring import Cost, Scorable, Scores, Scoring, Vectors, add_product
+from tensorbed.backends.triton import serving
 from tensorbed.dispatch import recording
 
 _FEW = 16  # columns up to which products are better with the roles of their factors exchanged

@@ -5,7 +5,6 @@ What is read outside of a table, an index or the name of a codebook's entry, is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +14,9 @@ import triton.language as tl
 from torch import Tensor
 
 from tensorbed.backends.coded import Coded, Product, Quantized
-from tensorbed.backends.triton.serving import precision
+from tensorbed.backends.triton import launching
+from tensorbed.backends.triton.products import fitting, products_of
+from tensorbed.backends.triton.rounding import rounded
 from tensorbed.dispatch import full_precision, working_dtype
 
 
@@ -56,6 +57,7 @@ def quantized_rows(
     group,
     BITS: tl.constexpr,
     GROUPED: tl.constexpr,
+    WIDEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
@@ -66,7 +68,7 @@ def quantized_rows(
     known = valid[:, None] & (column < cols)[None, :]
     numbers = _numbers(codes, steps, row[:, None], column[None, :], known, width, groups, group, BITS, GROUPED)
     size = tl.load(scale + row, mask=valid, other=0.0).to(tl.float32)
-    made = (numbers * size[:, None]).to(out.dtype.element_ty)
+    made = rounded(numbers * size[:, None], out, WIDEN)
     written = (place < count)[:, None] & (column < cols)[None, :]
     tl.store(out + place.to(tl.int64)[:, None] * cols + column[None, :], made, mask=written)
 
@@ -111,6 +113,7 @@ def quantized_scores(
     BITS: tl.constexpr,
     GROUPED: tl.constexpr,
     PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     VECTORS: tl.constexpr,
@@ -125,9 +128,11 @@ def quantized_scores(
         numbers = tl.where(known, numbers, 0.0)
         there = (column < cols)[:, None] & (vector < n)[None, :]
         vectors = tl.load(x + column.to(tl.int64)[:, None] * n + vector[None, :], mask=there, other=0.0)
+        if WIDEN:
+            vectors = vectors.to(tl.float32)
         total = tl.dot(numbers.to(vectors.dtype), vectors, total, input_precision=PRECISION)
     size = tl.load(scale + row, mask=row < rows, other=0.0).to(tl.float32)
-    made = (total * size[:, None]).to(out.dtype.element_ty)
+    made = rounded(total * size[:, None], out, WIDEN)
     tl.store(out + row[:, None] * n + vector[None, :], made, mask=(row < rows)[:, None] & (vector < n)[None, :])
 
 
@@ -144,6 +149,7 @@ def product_scores(
     words,
     width,
     PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
     VECTORS: tl.constexpr,
@@ -157,9 +163,11 @@ def product_scores(
         made = _entries(codes, books, row[:, None], column[None, :], known, parts, words, width)
         there = (column < cols)[:, None] & (vector < n)[None, :]
         vectors = tl.load(x + column.to(tl.int64)[:, None] * n + vector[None, :], mask=there, other=0.0)
+        if WIDEN:
+            vectors = vectors.to(tl.float32)
         total = tl.dot(made.to(vectors.dtype), vectors, total, input_precision=PRECISION)
     inside = (row < rows)[:, None] & (vector < n)[None, :]
-    tl.store(out + row[:, None] * n + vector[None, :], total.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row[:, None] * n + vector[None, :], rounded(total, out, WIDEN), mask=inside)
 
 
 @triton.jit
@@ -171,6 +179,7 @@ def entry_sums(
     n,
     parts,
     words,
+    WIDEN: tl.constexpr,
     ROWS: tl.constexpr,
     VECTORS: tl.constexpr,
 ):
@@ -182,7 +191,7 @@ def entry_sums(
         code = tl.load(codes + row * parts + part, mask=row < rows, other=0).to(tl.int64)
         place = (part * words + code)[:, None] * n + vector[None, :]
         total += tl.load(tables + place, mask=inside & (code < words)[:, None], other=0.0).to(tl.float32)
-    tl.store(out + row[:, None] * n + vector[None, :], total.to(out.dtype.element_ty), mask=inside)
+    tl.store(out + row[:, None] * n + vector[None, :], rounded(total, out, WIDEN), mask=inside)
 
 
 _SAID = "Tensor index, Tensor codes, Tensor floats, Tensor? steps, int cols, int group, int bits"
@@ -242,24 +251,29 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _rows_op.register_autograd(_backward, setup_context=_keep)
 
 
+_TILES = launching.Tiles(rows=16, cols=64, depth=1, warps=4, stages=2)  # of what is read and written, not multiplied
+_NUMBERS = _TILES.rows * _TILES.cols  # that a program has at once
+
+
 def _made(coded: Coded, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
     index, codes, floats = index.contiguous(), coded.codes.contiguous(), coded.floats.contiguous()
     count, cols = index.shape[0], coded.cols
-    out = floats.new_empty(count, cols)
+    out = launching.empty((count, cols), floats.dtype, floats.device)
     if not count:
         return out
     width = min(256, triton.next_power_of_2(cols))
-    height = 1024 // width
-    grid, blocks = (-(-count // height), -(-cols // width)), {"ROWS": height, "COLS": width}
+    height = _NUMBERS // width
+    grid, said = (-(-count // height), -(-cols // width)), {"ROWS": height, "COLS": width, **launching.options(_TILES)}
     if isinstance(coded, Quantized):
-        steps, *sizes, kind = _quantized(coded)
-        quantized_rows[grid](index, codes, steps, floats, out, count, coded.rows, cols, *sizes, **kind, **blocks)
+        steps, *lengths, kind = _quantized(coded)
+        said |= {**kind, "WIDEN": launching.halves_as_single()}
+        quantized_rows[grid](index, codes, steps, floats, out, count, coded.rows, cols, *lengths, **said)
     else:
-        product_rows[grid](index, codes, floats, out, count, coded.rows, cols, *floats.shape, **blocks)
+        product_rows[grid](index, codes, floats, out, count, coded.rows, cols, *floats.shape, **said)
     return out
 
 
-def _quantized(coded: Quantized) -> tuple[Tensor | None, int, int, int, dict[str, Any]]:
+def _quantized(coded: Quantized) -> tuple[Any, ...]:
     """What kernels are told of quantised rows: steps, bytes of a row, its groups, columns of each, and constants."""
     steps = None if coded.steps is None else coded.steps.contiguous()
     kind = {"BITS": coded.bits, "GROUPED": steps is not None}
@@ -271,15 +285,15 @@ def scores(coded: Coded, x: Tensor, out: Tensor) -> None:  # (cols, n) -> (rows,
     (rows, n), cols = out.shape, coded.cols
     if not rows or not n:
         return
-    codes, floats = coded.codes.contiguous(), coded.floats.contiguous()
-    height, depth, vectors = 64, 32, min(32, max(16, triton.next_power_of_2(n)))
-    blocks = {"ROWS": height, "COLS": depth, "VECTORS": vectors, "PRECISION": precision()}
+    codes, floats, sizes = coded.codes.contiguous(), coded.floats.contiguous(), launching.tiles(cols, x.dtype)
+    height, depth, vectors = sizes.rows, fitting(sizes.depth, cols), fitting(sizes.cols, n)
+    said = {"ROWS": height, "COLS": depth, "VECTORS": vectors, **products_of(sizes)}
     grid = -(-rows // height), -(-n // vectors)
     if isinstance(coded, Quantized):
-        steps, *sizes, kind = _quantized(coded)
-        quantized_scores[grid](codes, steps, floats, x, out, rows, cols, n, *sizes, **kind, **blocks)
+        steps, *lengths, kind = _quantized(coded)
+        quantized_scores[grid](codes, steps, floats, x, out, rows, cols, n, *lengths, **kind, **said)
     else:
-        product_scores[grid](codes, floats, x, out, rows, cols, n, *floats.shape, **blocks)
+        product_scores[grid](codes, floats, x, out, rows, cols, n, *floats.shape, **said)
 
 
 def sums(coded: Product, tables: Tensor, out: Tensor) -> None:  # (parts * words, n) -> (rows, n)
@@ -288,7 +302,9 @@ def sums(coded: Product, tables: Tensor, out: Tensor) -> None:  # (parts * words
     if not rows or not n:
         return
     parts, words, _ = coded.floats.shape
-    vectors = min(64, max(16, triton.next_power_of_2(n)))
-    height = 1024 // vectors
-    grid = -(-rows // height), -(-n // vectors)
-    entry_sums[grid](coded.codes.contiguous(), tables, out, rows, n, parts, words, ROWS=height, VECTORS=vectors)
+    vectors = fitting(_TILES.cols, n)
+    height = _NUMBERS // vectors
+    entry_sums[(-(-rows // height), -(-n // vectors))](
+        coded.codes.contiguous(), tables, out, rows, n, parts, words, WIDEN=launching.halves_as_single(),
+        ROWS=height, VECTORS=vectors, **launching.options(_TILES),
+    )  # fmt: skip

@@ -6,12 +6,15 @@ The many matrices are read where they are, as if they stood side by side: ``(par
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from tensorbed.backends.triton.serving import precision
+from tensorbed.backends.triton import launching
+from tensorbed.backends.triton.rounding import rounded
 
 
 @triton.jit
@@ -26,6 +29,7 @@ def times_many(
     matrix_row,
     matrix_column,
     PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
     HEIGHT: tl.constexpr,
     DEPTH: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -41,8 +45,10 @@ def times_many(
         known = (row < height)[:, None] & (k < depth)[None, :]
         a = tl.load(matrix + row[:, None] * matrix_row + k[None, :] * matrix_column, mask=known, other=0.0)
         b = tl.load(x + read[None, :] + k[:, None] * width, mask=(k < depth)[:, None] & inside, other=0.0)
+        if WIDEN:
+            a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision=PRECISION)
-    made = total.to(out.dtype.element_ty)
+    made = rounded(total, out, WIDEN)
     tl.store(out + written[None, :] + row[:, None] * width, made, mask=(row < height)[:, None] & inside)
 
 
@@ -57,6 +63,7 @@ def outer_parts(
     width,
     piece,
     PRECISION: tl.constexpr,
+    WIDEN: tl.constexpr,
     HEIGHT: tl.constexpr,
     DEPTH: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -72,9 +79,13 @@ def outer_parts(
         part = column // width
         inside = column < last
         at = part * height * width + column % width
-        a = tl.load(grad + row[:, None] * width + at[None, :], mask=(row < height)[:, None] & inside[None, :], other=0.0)
+        a = tl.load(
+            grad + row[:, None] * width + at[None, :], mask=(row < height)[:, None] & inside[None, :], other=0.0
+        )
         at = part * depth * width + column % width
         b = tl.load(x + k[None, :] * width + at[:, None], mask=inside[:, None] & (k < depth)[None, :], other=0.0)
+        if WIDEN:
+            a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     place = number * height * depth + row[:, None] * depth + k[None, :]
     tl.store(out + place, total, mask=(row < height)[:, None] & (k < depth)[None, :])
@@ -87,38 +98,43 @@ _NUMBERS = 2**20  # ... as long as their sums are no more numbers than this
 def times(matrix: Tensor, x: Tensor, out: Tensor) -> None:  # (h, d), (p, d, w) -> (p, h, w)
     """One matrix, or its transpose, times many."""
     (height, depth), (parts, _, width) = matrix.shape, x.shape
-    columns, x = parts * width, x.contiguous()
     if not out.numel():
         return
-    blocks = _blocks(x.dtype, height, depth, columns)
-    times_many[(-(-columns // blocks["COLUMNS"]), -(-height // blocks["HEIGHT"]))](
-        matrix, x, out, height, depth, columns, width, *matrix.stride(), PRECISION=precision(), **blocks
-    )
+    columns, sizes = parts * width, launching.tiles(depth, x.dtype)
+    tall, deep, wide = fitting(sizes.rows, height), fitting(sizes.depth, depth), fitting(sizes.cols, columns)
+    times_many[(-(-columns // wide), -(-height // tall))](
+        matrix, x.contiguous(), out, height, depth, columns, width, *matrix.stride(), **products_of(sizes),
+        HEIGHT=tall, DEPTH=deep, COLUMNS=wide,
+    )  # fmt: skip
 
 
 def add_outer(total: Tensor, grad: Tensor, x: Tensor) -> None:  # (h, d), (p, h, w), (p, d, w)
     """``total += sum_p grad[p] @ x[p].T``: pieces of the sum each by themselves, then all in their order."""
     (height, depth), (parts, _, width) = total.shape, x.shape
-    columns, grad, x = parts * width, grad.contiguous(), x.contiguous()
+    columns, sizes = parts * width, launching.tiles(depth, x.dtype)
     if not columns or not total.numel():
         return
-    blocks = _blocks(x.dtype, height, columns, depth)
-    blocks["COLUMNS"], blocks["DEPTH"] = blocks["DEPTH"], blocks["COLUMNS"]  # the sum runs over columns here
-    pieces = max(1, min(_PIECES, _NUMBERS // total.numel(), columns // (4 * blocks["COLUMNS"])))
-    piece = -(-columns // (pieces * blocks["COLUMNS"])) * blocks["COLUMNS"]
+    tall, wide, deep = fitting(sizes.rows, height), fitting(sizes.cols, depth), fitting(sizes.depth, columns)
+    pieces = max(1, min(_PIECES, _NUMBERS // total.numel(), columns // (4 * deep)))
+    piece = -(-columns // (pieces * deep)) * deep
     pieces = -(-columns // piece)
-    room = total.new_empty(pieces, height, depth, dtype=torch.float32)
-    outer_parts[(-(-height // blocks["HEIGHT"]), -(-depth // blocks["DEPTH"]), pieces)](
-        grad, x, room, height, depth, columns, width, piece, PRECISION=precision(), **blocks
-    )
+    room = launching.empty((pieces, height, depth), torch.float32, total.device)
+    outer_parts[(-(-height // tall), -(-depth // wide), pieces)](
+        grad.contiguous(), x.contiguous(), room, height, depth, columns, width, piece, **products_of(sizes),
+        HEIGHT=tall, DEPTH=wide, COLUMNS=deep,
+    )  # fmt: skip
     total += room.sum(0)
 
 
-def _blocks(dtype: torch.dtype, height: int, depth: int, columns: int) -> dict[str, int]:
-    """Sizes of what a program multiplies: smaller in single precision, whose exact products have no tensor cores."""
-    tall, deep, wide = (32, 32, 64) if dtype == torch.float32 else (64, 32, 64)
+def fitting(most: int, size: int) -> int:
+    """A side of a tile: no larger than what there is, and as large as products have to be."""
+    return min(most, max(16, triton.next_power_of_2(size)))
 
-    def fitting(most: int, size: int) -> int:
-        return min(most, max(16, triton.next_power_of_2(size)))
 
-    return {"HEIGHT": fitting(tall, height), "DEPTH": fitting(deep, depth), "COLUMNS": fitting(wide, columns)}
+def products_of(sizes: launching.Tiles) -> dict[str, Any]:
+    """What kernels that multiply are told of how."""
+    return {
+        "PRECISION": launching.precision(),
+        "WIDEN": launching.halves_as_single(),
+        **launching.options(sizes),
+    }

@@ -1,4 +1,4 @@
-"""What scores and losses ask before they call a kernel: whether it takes their tensors, and how products are rounded."""
+"""What scores and losses ask before they call a kernel: whether the kernels take their tensors, and where they are."""
 
 from __future__ import annotations
 
@@ -21,21 +21,16 @@ def serves(impl: str, tensor: Tensor) -> bool:
     """Whether the kernels compute with this tensor where ``impl`` was asked for."""
     if not asked_for(impl) or tensor.dtype not in triton.TYPES or type(tensor) not in (Tensor, torch.nn.Parameter):
         return False
-    return not triton.absent_on(tensor.device)
+    return not triton.absent(tensor.device)
 
 
 def require(tensor: Tensor) -> None:
     """``ValueError`` that says why the kernels do not compute with this tensor, if they do not."""
-    if why := triton.absent_on(tensor.device):
+    if why := triton.absent(tensor.device):
         raise ValueError(f'impl="{NAME}": {why}.')
     if tensor.dtype not in triton.TYPES:
         allowed = ", ".join(str(dtype)[6:] for dtype in triton.TYPES)
         raise ValueError(f'impl="{NAME}" computes in {allowed}, not in {str(tensor.dtype)[6:]}; use impl="auto".')
-
-
-def precision() -> str:
-    """How products of single precision round their factors: as torch was told for its own."""
-    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def softmax() -> ModuleType:

@@ -7,16 +7,18 @@ as they are, computed with in single and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from tensorbed.backends.triton import launching
+from tensorbed.backends.triton.rounding import rounded
+
 _STRIPS = 64  # of a tile at most: as many as are merged at once
 _STRIP = 64  # rows of one at least
-_NUMBERS = 2048  # of a tile that a program has at once
+_TILES = launching.Tiles(rows=32, cols=64, depth=1, warps=4, stages=2)
+_NUMBERS = _TILES.rows * _TILES.cols  # of a tile that a program has at once
 
 
 @triton.jit
@@ -121,6 +123,7 @@ def differentiate_tile(
     start,
     SMOOTH: tl.constexpr,
     WEIGHTED: tl.constexpr,
+    WIDEN: tl.constexpr,
     ROWS: tl.constexpr,
     COLS: tl.constexpr,
 ):
@@ -141,7 +144,7 @@ def differentiate_tile(
     aim = tl.load(target + column, mask=inside, other=-1) - start
     g = tl.load(share + column, mask=inside, other=0.0)[None, :]
     y = tl.where(row[:, None] == aim[None, :], y - g, y)
-    tl.store(tile + place, y.to(tile.dtype.element_ty), mask=known)
+    tl.store(tile + place, rounded(y, tile, WIDEN), mask=known)
 
 
 def absorb(
@@ -167,17 +170,16 @@ def absorb(
     if not rows or not cols:
         return
     strip = max(_STRIP, triton.next_power_of_2(-(-rows // _STRIPS)))
-    strips, width, height = -(-rows // strip), *_block(cols)
-    room = total.new_empty(2 if all_scores is None else 3, strips, cols)
+    strips, width = -(-rows // strip), _width(cols)
+    across, options = -(-cols // width), launching.options(_TILES)
+    room = launching.empty((2 if all_scores is None else 3, strips, cols), torch.float32, tile.device)
     sums = None if all_scores is None else room[2]
-    said = {"SUMS": sums is not None, "COLS": width}
-    absorb_strips[(strips, -(-cols // width))](
+    said = {"SUMS": sums is not None, "COLS": width, **options}
+    absorb_strips[(strips, across)](
         tile, target, weight, picked, room[0], room[1], sums, rows, cols, tile.stride(0), start, strip,
-        WEIGHTED=weight is not None, ROWS=height, **said,
+        WEIGHTED=weight is not None, ROWS=_NUMBERS // width, **said,
     )  # fmt: skip
-    absorb_merge[(-(-cols // width),)](
-        room[0], room[1], sums, most, total, all_scores, strips, cols, STRIPS=_STRIPS, **said
-    )
+    absorb_merge[(across,)](room[0], room[1], sums, most, total, all_scores, strips, cols, STRIPS=_STRIPS, **said)
 
 
 def differentiate(
@@ -201,14 +203,15 @@ def differentiate(
     rows, cols = tile.shape
     if not rows or not cols:
         return
-    width, height = _block(cols)
+    width = _width(cols)
+    height = _NUMBERS // width
     differentiate_tile[(-(-rows // height), -(-cols // width))](
         tile, target, weight, lse, scale, smooth, share, rows, cols, tile.stride(0), start,
-        SMOOTH=smooth is not None, WEIGHTED=weight is not None, ROWS=height, COLS=width,
+        SMOOTH=smooth is not None, WEIGHTED=weight is not None, WIDEN=launching.halves_as_single(),
+        ROWS=height, COLS=width, **launching.options(_TILES),
     )  # fmt: skip
 
 
-def _block(cols: int) -> tuple[int, int]:
-    """Columns and rows that a program has at once: neighbours in memory first."""
-    width = min(64, max(16, triton.next_power_of_2(cols)))
-    return width, _NUMBERS // width
+def _width(cols: int) -> int:
+    """Columns that a program has at once, which are neighbours in memory."""
+    return min(_TILES.cols, max(16, triton.next_power_of_2(cols)))
