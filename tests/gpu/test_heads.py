@@ -1,0 +1,188 @@
+"""Losses, scores and choices of heads with ``impl="triton"``, in the interpreter, against all logits."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import tensorbed as tb
+from tensorbed.backends import triton
+from tensorbed.structures.formats import Budget
+
+if triton.reason or not triton.interpreted:
+    pytest.skip(triton.reason or "TRITON_INTERPRET=1 is not set", allow_module_level=True)
+
+FORMATS = {
+    "train": tb.TensorTrain(rank=3),
+    "ring": tb.TensorRing(rank=2),
+    "low rank": tb.LowRank(rank=4),
+    "dense": tb.Dense(),
+}
+CODED = {
+    "8 bits": tb.QuantizedRows(),
+    "4 bits": tb.QuantizedRows(bits=4, group=5),
+    "product": tb.ProductQuantized(parts=6),
+    "rotated": tb.ProductQuantized(parts=6, rotate=True),
+}
+ROWS, COLS, TOKENS = 90, 12, 11
+LITTLE = 4 * 20 * TOKENS  # bytes: of so little memory tiles are some rows and some vectors
+
+
+def head_of(format, **options):
+    torch.manual_seed(0)
+    if format.can_fit and not format.bind(Budget(ROWS, COLS)).can_initialise:
+        return tb.Head.from_pretrained(torch.randn(ROWS, COLS), format, **options)
+    return tb.Head(COLS, ROWS, format, std=0.5, **options)
+
+
+def batch(seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    h = torch.randn(TOKENS, COLS, generator=generator).requires_grad_()
+    return h, torch.randint(0, ROWS, (TOKENS,), generator=generator)
+
+
+def gradients(loss, head, h):
+    leaves = [h, *(p for p in head.parameters() if p.requires_grad)]
+    return torch.autograd.grad(loss, leaves)
+
+
+OPTIONS = {
+    "plain": {},
+    "sum": {"reduction": "sum"},
+    "of each": {"reduction": "none"},
+    "smoothed": {"label_smoothing": 0.1},
+    "weighted": {"class_weight": torch.linspace(0.5, 2, ROWS)},
+    "weighted and smoothed": {"class_weight": torch.linspace(0.5, 2, ROWS), "label_smoothing": 0.2},
+    "z loss": {"z_loss": 0.01},
+    "capped": {"softcap": 3.0},
+}
+
+
+@pytest.mark.parametrize("memory_budget", [None, LITTLE], ids=["any memory", "little memory"])
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_loss_and_its_gradients_are_those_of_all_logits(name, options, memory_budget):
+    head = head_of(FORMATS[name], bias=True, impl="triton", memory_budget=memory_budget)
+    torch.nn.init.normal_(head.bias)
+    (h, target), said = batch(), OPTIONS[options]
+    target[3] = -100
+    loss = head.loss(h, target, **said)
+    plain = head_of(FORMATS[name], bias=True, impl="reference")
+    plain.load_state_dict(head.state_dict())
+    wanted = plain.loss(h, target, **said)
+    torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-6)
+    pairs = zip(gradients(loss.sum(), head, h), gradients(wanted.sum(), plain, h), strict=True)
+    for one, other in pairs:
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=2e-6)
+
+
+@pytest.mark.parametrize("name", ["train", "dense"])
+def test_half_precision_is_computed_in_single_and_rounded_once(name):
+    for dtype in (torch.bfloat16, torch.float16):
+        head = head_of(FORMATS[name], impl="triton").to(dtype)
+        h, target = batch()
+        h = h.detach().to(dtype).requires_grad_()
+        loss = head.loss(h, target)
+        plain = head_of(FORMATS[name], impl="reference").to(dtype)
+        plain.load_state_dict(head.state_dict())
+        torch.testing.assert_close(loss, plain.loss(h, target))
+        for one, other in zip(gradients(loss, head, h), gradients(plain.loss(h, target), plain, h), strict=True):
+            torch.testing.assert_close(one, other, rtol=0.02, atol=2e-3)
+
+
+def test_autocast_multiplies_in_bfloat16():
+    head, (h, target) = head_of(FORMATS["train"], impl="triton"), batch()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = head.loss(h, target)
+    torch.testing.assert_close(loss, F.cross_entropy(head(h), target), rtol=0.02, atol=0.02)
+    for one, other in zip(gradients(loss, head, h), gradients(F.cross_entropy(head(h), target), head, h), strict=True):
+        torch.testing.assert_close(one, other, rtol=0.1, atol=0.02)
+
+
+@pytest.mark.parametrize("name", {**FORMATS, **CODED})
+def test_logits_and_choices_are_those_of_the_table(name):
+    head = head_of({**FORMATS, **CODED}[name], impl="triton")
+    h, _ = batch()
+    wanted = h @ head.weight.T
+    torch.testing.assert_close(head(h), wanted, rtol=1e-5, atol=1e-5)
+    for n in (1, TOKENS):
+        found = head.topk(h[:n], 5)
+        torch.testing.assert_close(found.values, torch.topk(wanted[:n], 5).values, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(wanted[:n].gather(1, found.indices), found.values, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CODED)
+def test_losses_of_tables_of_codes(name):
+    head, (h, target) = head_of(CODED[name], impl="triton"), batch()
+    loss, wanted = head.loss(h, target), F.cross_entropy(h @ head.weight.T, target)
+    torch.testing.assert_close(loss, wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(*(torch.autograd.grad(one, h)[0] for one in (loss, wanted)), rtol=1e-4, atol=1e-6)
+
+
+def test_results_are_the_same_to_the_bit_every_time():
+    torch.use_deterministic_algorithms(True)
+    try:
+        found = []
+        for _ in range(2):
+            head, (h, target) = head_of(FORMATS["train"], bias=True, impl="triton", memory_budget=LITTLE), batch()
+            loss = head.loss(h, target)
+            found.append([loss, *gradients(loss, head, h)])
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+def test_targets_out_of_range_are_refused_without_a_number():
+    head, (h, target) = head_of(FORMATS["train"], impl="triton"), batch()
+    for bad in (ROWS, -1):
+        target[2] = bad
+        with pytest.raises(RuntimeError, match=rf"out of range for {ROWS} classes"):
+            head.loss(h, target)
+
+
+def test_double_precision_is_refused_by_name():
+    head = head_of(FORMATS["train"], impl="triton").double()
+    with pytest.raises(ValueError, match='impl="triton" computes in float32, bfloat16, float16, not in float64'):
+        head(torch.randn(2, COLS, dtype=torch.float64))
+
+
+class Refusing(TorchDispatchMode):
+    """Refuses what would wait for a device: numbers that come to the host, and sizes that depend on values."""
+
+    WAITS = ("_local_scalar_dense", "item", "nonzero", "masked_select", "equal", "is_nonzero", "_unique", "unique")
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket._qualified_op_name.split("::")[1]
+        assert not any(name == wait or name.startswith(f"{wait}_") for wait in self.WAITS), f"{name} waits"
+        indices = [index for index in args[1] if index is not None] if name in ("index", "index_put_") else []
+        assert not any(index.dtype == torch.bool for index in indices), f"{name} by a mask waits"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("memory_budget", [None, LITTLE], ids=["any memory", "little memory"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_step_of_a_head_waits_for_no_device(name, memory_budget):
+    head = head_of(FORMATS[name], bias=True, impl="triton", memory_budget=memory_budget)
+    h, target = batch()
+    target[3] = -100
+    with Refusing():
+        loss = head.loss(h, target, label_smoothing=0.1)
+        loss.backward()
+    assert h.grad is not None
+
+
+def test_the_mode_sees_what_waits():
+    h, _ = batch()
+    with Refusing():
+        for waits in (lambda: float(h.sum()), lambda: h.nonzero(), lambda: h[h > 0], lambda: torch.unique(h)):
+            with pytest.raises(AssertionError, match="waits"):
+                waits()
+
+
+def test_a_compiled_loss_is_the_eager_one():
+    head, (h, target) = head_of(FORMATS["train"], impl="triton"), batch()
+    compiled = torch.compile(head.loss, backend="aot_eager", fullgraph=True)
+    loss, wanted = compiled(h, target), head.loss(h, target)
+    torch.testing.assert_close(loss, wanted)
+    for one, other in zip(gradients(loss, head, h), gradients(wanted, head, h), strict=True):
+        torch.testing.assert_close(one, other)
