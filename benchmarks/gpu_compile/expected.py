@@ -1,8 +1,8 @@
 """A model on paper of the time that the kernels take: bytes and multiply-adds of each launch against published peaks.
 
 Nothing here was measured. A launch takes no less than its bytes at the memory's peak bandwidth, nor than its
-multiply-adds at the peak of its dtype: that sum is the floor. The expectation assumes half of the bandwidth, a quarter of
-the arithmetic, as tiles are small, and a few microseconds for each launch.
+multiply-adds at the peak of its dtype: that sum is the floor. The expectation assumes half of the bandwidth, a quarter
+of the arithmetic, as tiles are small, and a few microseconds for each launch.
 """
 
 from __future__ import annotations

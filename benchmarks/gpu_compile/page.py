@@ -48,8 +48,8 @@ Bytes and multiply-adds of each launch, counted for the batches of `make bench`,
 3.35 TB/s, 67, 494.5 and 989. *Floor* is the sum over launches of what is larger, bytes at the peak bandwidth or
 multiply-adds at the peak of the dtype: these kernels cannot be faster. *Expected* assumes half of the bandwidth, a
 quarter of the arithmetic and 5 microseconds for each launch, a plan's {plan} operators of PyTorch counted. These three
-numbers are assumptions; where the launches are most of the time, a graph of CUDA saves most of it. Both are milliseconds
-of forward and backward together, without the optimiser.
+numbers are assumptions; where the launches are most of the time, a graph of CUDA saves most of it. Both are
+milliseconds of forward and backward together, without the optimiser.
 
 """
 
@@ -57,7 +57,7 @@ _PUBLISHED = {
     "[FBTT-Embedding](https://github.com/facebookresearch/FBTT-Embedding), of TT-Rec": (
         "its README shows 0.416 microseconds for each index, forward and backward with a fused step of SGD, for a "
         "table of 11,000,000 x 64, factors (200, 220, 250) x (4, 4, 4), rank 32 and 512 bags with 10,240 indices, that "
-        "is 4.26 ms; it does not name the GPU. This is the workload `TT-Rec` above, for which {tt_rec} without such a step"
+        "is 4.26 ms; it does not name the GPU. This is the workload `TT-Rec` above, for which {tt_rec} without the step"
     ),
     "[TT-Rec](https://arxiv.org/abs/2101.11714), MLSys 2021": (
         "its kernels are 3 times faster than the tensor trains that it compares itself with"

@@ -140,10 +140,18 @@ def test_targets_out_of_range_are_refused_without_a_number():
             head.loss(h, target)
 
 
-def test_double_precision_is_refused_by_name():
-    head = head_of(FORMATS["train"], impl="triton").double()
-    with pytest.raises(ValueError, match='impl="triton" computes in float32, bfloat16, float16, not in float64'):
-        head(torch.randn(2, COLS, dtype=torch.float64))
+def test_double_precision_is_computed_by_pytorch():
+    head, (h, target) = head_of(FORMATS["train"], impl="triton").double(), batch()
+    h = h.detach().double()
+    torch.testing.assert_close(head.loss(h, target), F.cross_entropy(h @ head.weight.T, target))
+
+
+def test_where_there_are_no_kernels_their_name_says_why(monkeypatch):
+    head, (h, target) = head_of(FORMATS["train"], impl="triton"), batch()
+    monkeypatch.setattr(triton, "absent", lambda device=None: "torch sees no GPU")
+    for call in (lambda: head(h), lambda: head.loss(h, target), lambda: head.topk(h, 3)):
+        with pytest.raises(ValueError, match='impl="triton": torch sees no GPU; or use impl="auto"'):
+            call()
 
 
 class Refusing(TorchDispatchMode):

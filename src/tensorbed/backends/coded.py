@@ -88,8 +88,10 @@ class Coded(ABC):
         return alike and not trains and self.known()
 
     @abstractmethod
-    def gradient(self, index: Tensor, grad: Tensor, made: Made) -> Tensor:  # (n,), (n, cols) -> like floats
-        """Of :attr:`floats`, for that of the rows, with what makes rows."""
+    def gradient(
+        self, index: Tensor, grad: Tensor, made: Made | None = None
+    ) -> Tensor:  # (n,), (n, cols) -> like floats
+        """Of :attr:`floats`, for that of the rows; ``made`` makes rows, by default the compiled kernels do."""
 
 
 @dataclass(frozen=True)
@@ -123,9 +125,9 @@ class Quantized(Coded):
         )
         return found
 
-    def gradient(self, index: Tensor, grad: Tensor, made: Made) -> Tensor:
+    def gradient(self, index: Tensor, grad: Tensor, made: Made | None = None) -> Tensor:
         wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
-        shares = made(replace(self, floats=torch.ones_like(self.floats, dtype=wide.dtype)), index)
+        shares = (made or _made)(replace(self, floats=torch.ones_like(self.floats, dtype=wide.dtype)), index)
         each = (shares * wide).sum(1, keepdim=True)
         return torch.zeros_like(self.floats, dtype=wide.dtype).index_add_(0, index, each).to(self.floats.dtype)
 
@@ -168,7 +170,7 @@ class Product(Coded):
         parts, _, width = self.floats.shape
         return self.codes.shape[1] == parts and parts * width == self.cols
 
-    def gradient(self, index: Tensor, grad: Tensor, made: Made) -> Tensor:
+    def gradient(self, index: Tensor, grad: Tensor, made: Made | None = None) -> Tensor:
         parts, words, width = self.floats.shape
         wide = grad.to(torch.promote_types(grad.dtype, torch.float32)).reshape(-1, width)
         places = self.codes.index_select(0, index).long() + torch.arange(parts, device=index.device) * words
@@ -205,7 +207,7 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         index, *constants = ctx.saved_tensors
         coded = replace(ctx.coded, **dict(zip(ctx.coded.constants, constants, strict=True)))
-        return None, None, coded.gradient(index, grad, _made)
+        return None, None, coded.gradient(index, grad)
 
 
 def by_kernel(kernel: Literal["scores", "sums"], block: Coded, x: Tensor, out: Tensor, impl: str = "auto") -> bool:
