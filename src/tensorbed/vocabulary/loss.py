@@ -266,7 +266,7 @@ class _Computed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, asked: Asked, *inputs: Tensor | None) -> Tensor:
         (out, lse, ctx.grads), v = evaluate(asked), asked.vocabulary
-        ctx.options, ctx.structure, ctx.padding_idx = asked.options, v.structure, v.padding_idx
+        ctx.options, ctx.structure, ctx.padding_idx, ctx.impl = asked.options, v.structure, v.padding_idx, v.impl
         # Every tensor is saved by autograd, which notices when one is written to before backward.
         ctx.save_for_backward(lse, asked.target, asked.class_weight, v.padding_row, *inputs)
         return out
@@ -279,7 +279,7 @@ class _Computed(torch.autograd.Function):
         grads, ctx.grads = ctx.grads, None
         if grads is None:
             x, bias, *tensors = inputs
-            vocabulary = Vocabulary(ctx.structure, tuple(tensors), bias, ctx.padding_idx, padding_row)
+            vocabulary = Vocabulary(ctx.structure, tuple(tensors), bias, ctx.padding_idx, padding_row, ctx.impl)
             grads = differentiate(Asked(vocabulary, x, target, class_weight, ctx.options), lse, grad)
         elif not (grad.is_cpu and float(grad) == 1):
             grads = [None if one is None else one.mul_(grad) for one in grads]
