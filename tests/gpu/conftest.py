@@ -1,12 +1,13 @@
-"""The kernels for GPUs in Triton's interpreter, on the CPU: ``make gpu-check``.
+"""The kernels for GPUs: on one (``make gpu``), or in Triton's interpreter on the CPU (``make gpu-check``).
 
 Triton decides when a kernel is defined whether it is interpreted, so these tests have a process of their own, with
-``TRITON_INTERPRET=1`` in its environment; in one with others they are skipped.
+``TRITON_INTERPRET=1`` in its environment; in one with others, and without a GPU, they are skipped.
 """
 
 import inspect
 
 import pytest
+import torch
 
 from tensorbed.backends import triton
 
@@ -22,7 +23,7 @@ def is_about_a_backend(item):
 
 
 def pytest_collection_modifyitems(config, items):
-    why = triton.reason or ("" if triton.interpreted else "TRITON_INTERPRET=1 is not set: make gpu-check")
+    why = triton.absent() and f"{triton.absent()}; make gpu-check interprets the kernels on the CPU"
     here = [item for item in items if "gpu" in item.path.parts]
     for item in here:
         if why:
@@ -30,3 +31,10 @@ def pytest_collection_modifyitems(config, items):
     others = [item for item in here if not is_about_a_backend(item)]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if item not in others]
+
+
+@pytest.fixture(autouse=True)
+def where_the_kernels_run():
+    """New tensors are where the kernels run."""
+    with torch.device("cpu" if triton.interpreted else "cuda"):
+        yield

@@ -22,11 +22,11 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 def drawn(chain, count, dtype, seed=0):
     """Cores and indices, some of them equal."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, device = torch.Generator().manual_seed(seed), torch.get_default_device()
     scale = prod(chain.ranks[1:]) ** (-0.5 / chain.order)
-    shapes = [chain.core_shape(k) for k in range(chain.order)]
-    cores = [(scale * torch.randn(shape, generator=generator)).to(dtype).requires_grad_() for shape in shapes]
-    ids = torch.randint(chain.rows, (count,), generator=generator)
+    numbers = [torch.randn(chain.core_shape(k), generator=generator, device="cpu") for k in range(chain.order)]
+    cores = [(scale * core).to(device, dtype).requires_grad_() for core in numbers]
+    ids = torch.randint(chain.rows, (count,), generator=generator, device="cpu").to(device)
     ids[:3] = torch.tensor([0, chain.rows - 1, int(ids[-1])])[:count]
     return cores, ids
 
@@ -38,7 +38,7 @@ def rows_in_double(chain, cores, ids):
 def assert_same(made, expected, leaves, units=None):
     """Values and gradients of one rounding, for a drawn gradient."""
     assert_near(made, expected.to(made.dtype), units=units)
-    grad = torch.randn(made.shape, generator=torch.Generator().manual_seed(1)).to(made.dtype)
+    grad = torch.randn(made.shape, generator=torch.Generator().manual_seed(1), device="cpu").to(made)
     found = torch.autograd.grad(made, leaves, grad, retain_graph=True)
     for one, other in zip(found, torch.autograd.grad(expected, leaves, grad.double()), strict=True):
         assert_near(one, other, units=units)

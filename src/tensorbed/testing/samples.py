@@ -166,7 +166,10 @@ def keeps_rows(structure: Structure) -> bool:
 
 
 class Draw:
-    """Random tensors for a sample, the same at every run; the table has entries of size 1."""
+    """Random tensors for a sample, the same at every run on every device; the table has entries of size 1.
+
+    They are drawn on the CPU and then on torch's default device.
+    """
 
     def __init__(self, sample: Sample, seed: int) -> None:
         self.sample, self.structure = sample, sample.structure
@@ -181,26 +184,27 @@ class Draw:
             self.structure.initialise(tensors, 1.0, self.generator)
         else:
             tensors = _fitted_params(self.sample)
-        dtype = dtype or self.sample.dtype
-        return {
-            s.name: tensors[s.name].to(s.dtype or dtype, copy=True).requires_grad_(grad and s.trainable) for s in specs
-        }
+        device, dtype = torch.get_default_device(), dtype or self.sample.dtype
+        copies = {s.name: tensors[s.name].to(device, s.dtype or dtype, copy=True) for s in specs}
+        return {s.name: copies[s.name].requires_grad_(grad and s.trainable) for s in specs}
 
     def undrawn(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Tensors of the structure before they are drawn, with what its format knows of them."""
-        empty = {s.name: torch.empty(s.shape, dtype=s.dtype or dtype) for s in self.structure.tensors()}
+        specs = self.structure.tensors()
+        empty = {s.name: torch.empty(s.shape, dtype=s.dtype or dtype, device="cpu") for s in specs}
         return {**empty, **self.sample.format.constants(self.structure)}
 
     def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(dtype or self.sample.dtype)
+        drawn = torch.randn(shape, generator=self.generator, dtype=torch.float64, device="cpu")
+        return drawn.to(torch.get_default_device(), dtype or self.sample.dtype)
 
     def index(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         """Indices with repetitions, the first and the last row among them where there is room."""
-        drawn = torch.randint(0, self.sample.rows, shape, generator=self.generator)
+        drawn = torch.randint(0, self.sample.rows, shape, generator=self.generator, device="cpu")
         if drawn.numel() >= 4:
             flat = drawn.view(-1)
             flat[0], flat[1], flat[2] = 0, self.sample.rows - 1, flat[3]
-        return drawn.to(dtype)
+        return drawn.to(torch.get_default_device(), dtype)
 
 
 def make(sample: Sample, kind: type[Any] = Embedding, *, dtype: torch.dtype | None = None, **options: Any) -> Any:

@@ -30,6 +30,7 @@ from tensorbed.backends.triton.plan_kernels import (
     table_of,
     tables_of,
 )
+from tensorbed.backends.triton.rounding import rounded
 
 
 @triton.jit
@@ -238,7 +239,7 @@ def left_gradients(
 @triton.jit
 def pool(
     cells, unique, places, scales, bounds, out, bags, columns, level, tables,
-    POOLED: tl.constexpr, BAGS: tl.constexpr, MEMBERS: tl.constexpr, COLS: tl.constexpr,
+    POOLED: tl.constexpr, WIDEN: tl.constexpr, BAGS: tl.constexpr, MEMBERS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Unique rows, scaled and added up, into bags; or without bounds each index a bag of its own."""
     table = tl.program_id(1)
@@ -268,7 +269,7 @@ def pool(
         )
         total += tl.sum(numbers * scale[:, :, None], axis=1)
     at = out + bag[:, None] * columns + field(cells, cell, COLUMN) + col[None, :]
-    tl.store(at, total.to(out.dtype.element_ty), mask=bag_in[:, None] & col_in[None, :])
+    tl.store(at, rounded(total, out, WIDEN), mask=bag_in[:, None] & col_in[None, :])
 
 
 @triton.jit

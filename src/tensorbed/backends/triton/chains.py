@@ -155,6 +155,7 @@ class Call:
             layout.columns,
             layout.order - 1,
             POOLED=bounds is not None,
+            WIDEN=launching.halves_as_single(),
             COLS=cols,
             **shape,
         )

@@ -46,7 +46,7 @@ def options(sizes: Tiles) -> dict[str, Any]:
 
 def precision() -> str:
     """Of products of single precision: torch's setting, which is about products on CUDA whoever computes them."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def halves_as_single() -> bool:
