@@ -8,10 +8,12 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+import tensorbed as tb
 from tensorbed.backends.coded import Product, Quantized
-from tensorbed.backends.triton import codes, products, softmax
+from tensorbed.backends.triton import chain_kernels, codes, plan_kernels, products, softmax
+from tensorbed.structures import Format
 
-MODULES: tuple[ModuleType, ...] = (codes, products, softmax)
+MODULES: tuple[ModuleType, ...] = (chain_kernels, plan_kernels, codes, products, softmax)
 RANKS = (8, 16, 64, 128)
 # Of single precision two ways: exact, and by tensor cores where torch was told that its products may be.
 DTYPES = {
@@ -61,11 +63,32 @@ def tables_of_codes(dtype: torch.dtype, rank: int) -> None:
             codes.sums(coded, _zeros(cols // 4 * 64, n, dtype), _zeros(64, n, dtype))
 
 
+def chains(dtype: torch.dtype, rank: int) -> None:
+    """Training steps of trains, rings and low-rank tables: rows, weighted bags, and several tables at once."""
+    shape = ((20, 20, 25), (8, 8, 8))
+    formats: tuple[Format, ...] = (tb.TensorTrain(rank=rank, shape=shape), tb.LowRank(rank=rank))
+    formats += (tb.TensorRing(rank=min(rank, 16), shape=shape),)  # a ring's sums are of rank times rank
+    index, offsets = torch.arange(64) * 97 % 10_000, torch.arange(0, 64, 16)
+    for format in formats:
+        rows = tb.Embedding(10_000, 512, format, impl="triton", dtype=dtype)
+        rows(index).sum().backward()
+        bags = tb.EmbeddingBag(10_000, 512, format, mode="sum", impl="triton", dtype=dtype)
+        bags(index, offsets, torch.ones(64, dtype=dtype, requires_grad=True)).sum().backward()
+    sizes = {"C1": 1_000, "C2": 3, "C3": 5_000_000}
+    fields = tb.EmbeddingBagCollection.from_sizes(sizes, 16, tb.TensorTrain(rank=rank), impl="triton", dtype=dtype)
+    fields(torch.ones(64, 3, dtype=torch.int64))[0].sum().backward()
+
+
 def _zeros(rows: int, n: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(rows, n, dtype=dtype)
 
 
-CALLS: tuple[Callable[[torch.dtype, int], None], ...] = (tiles_of_the_loss, products_through_cores, tables_of_codes)
+CALLS: tuple[Callable[[torch.dtype, int], None], ...] = (
+    chains,
+    tables_of_codes,
+    products_through_cores,
+    tiles_of_the_loss,
+)
 
 
 def every_call(name: str, rank: int) -> None:

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from guards import guarded
+from drawing import normal
 
 from tensorbed.backends import triton
 
-if triton.reason or not triton.interpreted:
-    pytest.skip(triton.reason or "TRITON_INTERPRET=1 is not set", allow_module_level=True)
+if triton.reason:
+    pytest.skip(triton.reason, allow_module_level=True)
 
 from tensorbed.backends.triton import products
 
@@ -18,15 +18,8 @@ every_dtype = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def guards(monkeypatch):
-    with guarded(monkeypatch) as found:
-        yield found
-
-
 def drawn(guards, dtype, *shape, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return guards.copy(torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype))
+    return guards.copy(normal(*shape, seed=seed, dtype=dtype))
 
 
 def assert_product(found, wanted, size, dtype, depth):
@@ -42,7 +35,8 @@ def test_one_matrix_times_many(guards, size, dtype, transposed):
     parts, height, depth, width = size
     matrix = drawn(guards, dtype, *((depth, height) if transposed else (height, depth)), seed=1)
     matrix = matrix.T if transposed else matrix
-    x, out = drawn(guards, dtype, parts, depth, width, seed=2), guards.empty((parts, height, width), dtype, "cpu")
+    x = drawn(guards, dtype, parts, depth, width, seed=2)
+    out = guards.empty((parts, height, width), dtype, x.device)
     products.times(matrix, x, out)
     assert_product(out, matrix.double() @ x.double(), matrix.double().abs() @ x.double().abs(), dtype, depth)
 

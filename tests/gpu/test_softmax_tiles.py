@@ -5,12 +5,12 @@ import math
 
 import pytest
 import torch
-from guards import guarded
+from drawing import integers, normal
 
 from tensorbed.backends import triton
 
-if triton.reason or not triton.interpreted:
-    pytest.skip(triton.reason or "TRITON_INTERPRET=1 is not set", allow_module_level=True)
+if triton.reason:
+    pytest.skip(triton.reason, allow_module_level=True)
 
 from tensorbed.backends.triton import softmax
 
@@ -21,16 +21,9 @@ every_dtype = pytest.mark.parametrize(
 )
 
 
-@pytest.fixture
-def guards(monkeypatch):
-    with guarded(monkeypatch) as found:
-        yield found
-
-
 def drawn(*shape, seed=0, size=4.0):
     """Multiples of 1/64, whose differences are floats: what is left is the error of exponentials and sums."""
-    numbers = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * size
-    return (numbers * 64).round().float() / 64
+    return (normal(*shape, seed=seed, dtype=torch.float64) * size * 64).round().float() / 64
 
 
 class Absorbed:
@@ -91,7 +84,7 @@ def test_a_tile_among_other_numbers_is_read_and_written_by_its_rows(guards):
 
 def test_targets_are_picked_from_the_tile_that_has_them(guards):
     scores = drawn(100, 40, seed=2)
-    target = torch.randint(0, 100, (40,), generator=torch.Generator().manual_seed(3))
+    target = integers(0, 100, (40,), seed=3)
     target[:3] = torch.tensor([0, 99, -1])
     for size in (100, 33, 7):
         found = Absorbed(guards, scores.split(size), target)
@@ -154,7 +147,7 @@ def test_gradients_are_those_of_double_precision(guards, rows, cols, dtype, give
     scores = drawn(rows, cols, seed=9).to(dtype)
     lse, scale, smooth, share, weight = parts(rows, cols)
     smooth, weight = smooth if "smooth" in given else None, weight if "weight" in given else None
-    target = torch.randint(-3, rows + 9, (cols,), generator=torch.Generator().manual_seed(15))
+    target = integers(-3, rows + 9, (cols,), seed=15)
     tile = guards.copy(scores)
     held = [None if part is None else guards.copy(part) for part in (lse, scale, smooth, share, weight)]
     softmax.differentiate(tile, 5, guards.copy(target + 5), *held)

@@ -64,10 +64,14 @@ class Coded(ABC):
         for tensor in (self.floats, *self.constants.values()):
             if unready((tensor,), tensor.dtype) is not None or not tensor.is_contiguous():
                 return False
-        return self._fits()
+        return self.fits()
+
+    def are_on(self, device: torch.device) -> bool:
+        """Whether all tensors are there."""
+        return all(tensor.device == device for tensor in (self.floats, *self.constants.values()))
 
     @abstractmethod
-    def _fits(self) -> bool:
+    def fits(self) -> bool:
         """Whether sizes are such that nothing is read beside the tensors; PyTorch says else what is wrong."""
 
     @abstractmethod
@@ -109,7 +113,7 @@ class Quantized(Coded):
     group: int
     bits: int
 
-    def _fits(self) -> bool:
+    def fits(self) -> bool:
         groups = (self.rows, -(-self.cols // self.group))
         return (
             self.codes.shape[1] == (self.cols if self.bits == 8 else -(-self.cols // 2))
@@ -166,7 +170,7 @@ class Product(Coded):
         )
         return found
 
-    def _fits(self) -> bool:
+    def fits(self) -> bool:
         parts, _, width = self.floats.shape
         return self.codes.shape[1] == parts and parts * width == self.cols
 

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from tensorbed.backends import triton as state
 from tensorbed.backends.chain import Chain, ChainOfCores, Cores
+from tensorbed.backends.coded import Coded
 from tensorbed.backends.graphs import ROWS, WORKS, graph_output
 from tensorbed.backends.pooling import pool_rows, with_padding
-from tensorbed.backends.triton import launching
+from tensorbed.backends.triton import launching, serving
 from tensorbed.backends.triton.launching import power_of_2, side
 from tensorbed.backends.triton.plan import Plan, layout_of, pooling_of
 from tensorbed.dispatch import BACKENDS, Asked, Backend, World, differentiable_once
@@ -322,18 +323,21 @@ WORKS["triton"] = TritonRows
 
 
 class Triton(Backend):
-    """The kernels for GPUs: chains of cores in single precision and the half ones; float64 goes to PyTorch."""
+    """The kernels for GPUs: chains and codes in single precision and the half ones; float64 goes to PyTorch."""
 
     name = "triton"
-    limits = "with chains of cores, all of one dtype and on one device"
+    limits = "with chains of cores and tables of codes, all of one dtype and on one device"
     checks_on_device = True
 
     def absent(self, device: torch.device | None = None) -> str:
         return state.absent(device)
 
     def knows(self, making: type | None, device: torch.device | None = None) -> bool:
-        known = making is ChainOfCores and not state.absent(device)
-        return known and (device is None or (state.measured and device.type == "cuda"))
+        known = making is ChainOfCores or (making is not None and issubclass(making, Coded))
+        return known and not state.absent(device) and (device is None or (state.measured and device.type == "cuda"))
+
+    def shares(self, making: type | None) -> bool:
+        return making is ChainOfCores
 
     def why(self, device: torch.device) -> str:
         return f"its kernels take every batch on {device}"
@@ -342,12 +346,17 @@ class Triton(Backend):
         made_of, ids = asked.made_of, asked.ids
         if asked.impl != self.name and not (state.measured and ids.device.type == "cuda"):
             return False
-        if not isinstance(made_of, ChainOfCores) or state.absent(ids.device):
+        if state.absent(ids.device):
             return False
-        alike = all(core.dtype == made_of.cores[0].dtype and core.device == ids.device for core in made_of.cores)
+        if isinstance(made_of, ChainOfCores):
+            alike = all(core.dtype == made_of.cores[0].dtype and core.device == ids.device for core in made_of.cores)
+        else:
+            alike = isinstance(made_of, Coded) and made_of.fits() and made_of.are_on(ids.device)
         return alike and (world is World.COMPILED or (world is World.EAGER and ids.numel() > 0))
 
     def compute(self, asked: Sequence[Asked], world: World) -> Tensor:
+        if isinstance(asked[0].made_of, Coded):
+            return super().compute(asked, world)
         if asked[0].made_of.cores[0].dtype not in state.TYPES:
             return BACKENDS["torch"].compute(asked, world)
         if world is World.COMPILED or not _pools(asked[0]):
@@ -370,6 +379,8 @@ class Triton(Backend):
         return padded[0] if len(padded) == 1 else torch.cat(padded, 1)
 
     def compute_table(self, asked: Asked, world: World) -> Tensor:
+        if isinstance(asked.made_of, Coded):
+            return serving.rows_of_codes(asked, world)
         if world is World.COMPILED:
             return graph_output(asked, self.name, pools=_pools(asked))
         rows = compute([_table(asked._replace(bounds=None))], asked.checked)

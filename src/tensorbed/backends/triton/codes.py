@@ -15,9 +15,10 @@ from torch import Tensor
 
 from tensorbed.backends.coded import Coded, Product, Quantized
 from tensorbed.backends.triton import launching
-from tensorbed.backends.triton.products import fitting, products_of
+from tensorbed.backends.triton.products import products_of
 from tensorbed.backends.triton.rounding import rounded
 from tensorbed.dispatch import full_precision, working_dtype
+from tensorbed.indexing import out_of_range
 
 
 @triton.jit
@@ -198,7 +199,7 @@ _SAID = "Tensor index, Tensor codes, Tensor floats, Tensor? steps, int cols, int
 
 
 def rows(coded: Coded, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
-    """Rows, differentiable in the floats and the rotation; zeros for an index outside the table."""
+    """Rows, differentiable in the floats and the rotation; an index outside the table is the device's error."""
     if isinstance(coded, Product) and coded.rotation is not None:
         # Half precision in single, rounded once.
         floats, rotation = coded.floats, coded.rotation
@@ -213,6 +214,8 @@ def rows(coded: Coded, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
 
 @torch.library.custom_op("tensorbed::coded_rows", mutates_args=(), schema=f"({_SAID}) -> Tensor")
 def _rows_op(index: Tensor, codes: Tensor, floats: Tensor, steps: Tensor | None, *sizes: int) -> Tensor:
+    rows = codes.shape[0]
+    torch._assert_async(((index >= 0) & (index < rows)).all(), out_of_range(None, rows))
     return _made(_coded(codes, floats, steps, *sizes), index)
 
 
@@ -261,7 +264,7 @@ def _made(coded: Coded, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
     out = launching.empty((count, cols), floats.dtype, floats.device)
     if not count:
         return out
-    width = min(256, triton.next_power_of_2(cols))
+    width = min(256, launching.power_of_2(cols))
     height = _NUMBERS // width
     grid, said = (-(-count // height), -(-cols // width)), {"ROWS": height, "COLS": width, **launching.options(_TILES)}
     if isinstance(coded, Quantized):
@@ -286,7 +289,7 @@ def scores(coded: Coded, x: Tensor, out: Tensor) -> None:  # (cols, n) -> (rows,
     if not rows or not n:
         return
     codes, floats, sizes = coded.codes.contiguous(), coded.floats.contiguous(), launching.tiles(cols, x.dtype)
-    height, depth, vectors = sizes.rows, fitting(sizes.depth, cols), fitting(sizes.cols, n)
+    height, depth, vectors = sizes.rows, launching.side(sizes.depth, cols), launching.side(sizes.cols, n)
     said = {"ROWS": height, "COLS": depth, "VECTORS": vectors, **products_of(sizes)}
     grid = -(-rows // height), -(-n // vectors)
     if isinstance(coded, Quantized):
@@ -302,7 +305,7 @@ def sums(coded: Product, tables: Tensor, out: Tensor) -> None:  # (parts * words
     if not rows or not n:
         return
     parts, words, _ = coded.floats.shape
-    vectors = fitting(_TILES.cols, n)
+    vectors = launching.side(_TILES.cols, n)
     height = _NUMBERS // vectors
     entry_sums[(-(-rows // height), -(-n // vectors))](
         coded.codes.contiguous(), tables, out, rows, n, parts, words, WIDEN=launching.halves_as_single(),

@@ -101,7 +101,11 @@ def times(matrix: Tensor, x: Tensor, out: Tensor) -> None:  # (h, d), (p, d, w) 
     if not out.numel():
         return
     columns, sizes = parts * width, launching.tiles(depth, x.dtype)
-    tall, deep, wide = fitting(sizes.rows, height), fitting(sizes.depth, depth), fitting(sizes.cols, columns)
+    tall, deep, wide = (
+        launching.side(sizes.rows, height),
+        launching.side(sizes.depth, depth),
+        launching.side(sizes.cols, columns),
+    )
     times_many[(-(-columns // wide), -(-height // tall))](
         matrix, x.contiguous(), out, height, depth, columns, width, *matrix.stride(), **products_of(sizes),
         HEIGHT=tall, DEPTH=deep, COLUMNS=wide,
@@ -114,7 +118,11 @@ def add_outer(total: Tensor, grad: Tensor, x: Tensor) -> None:  # (h, d), (p, h,
     columns, sizes = parts * width, launching.tiles(depth, x.dtype)
     if not columns or not total.numel():
         return
-    tall, wide, deep = fitting(sizes.rows, height), fitting(sizes.cols, depth), fitting(sizes.depth, columns)
+    tall, wide, deep = (
+        launching.side(sizes.rows, height),
+        launching.side(sizes.cols, depth),
+        launching.side(sizes.depth, columns),
+    )
     pieces = max(1, min(_PIECES, _NUMBERS // total.numel(), columns // (4 * deep)))
     piece = -(-columns // (pieces * deep)) * deep
     pieces = -(-columns // piece)
@@ -124,11 +132,6 @@ def add_outer(total: Tensor, grad: Tensor, x: Tensor) -> None:  # (h, d), (p, h,
         HEIGHT=tall, DEPTH=wide, COLUMNS=deep,
     )  # fmt: skip
     total += room.sum(0)
-
-
-def fitting(most: int, size: int) -> int:
-    """A side of a tile: no larger than what there is, and as large as products have to be."""
-    return min(most, max(16, triton.next_power_of_2(size)))
 
 
 def products_of(sizes: launching.Tiles) -> dict[str, Any]:

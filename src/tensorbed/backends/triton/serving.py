@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from tensorbed.backends import triton
+from tensorbed.backends.pooling import pool_rows, with_padding
+from tensorbed.dispatch import BACKENDS, Asked, World
 
 NAME = "triton"
 
@@ -31,6 +33,14 @@ def require(tensor: Tensor) -> None:
     """
     if why := triton.absent(tensor.device):
         raise ValueError(f'impl="{NAME}": {why}; or use impl="auto".')
+
+
+def rows_of_codes(asked: Asked, world: World) -> Tensor:  # -> (n or bags, cols)
+    """Rows by the kernels, bags of them by PyTorch."""
+    if asked.made_of.floats.dtype not in triton.TYPES:
+        return BACKENDS["reference"].compute([asked], world)
+    rows = codes().rows(asked.made_of, asked.ids)
+    return with_padding(rows, asked) if asked.bounds is None else pool_rows(rows, asked, asked.ids, world)
 
 
 def softmax() -> ModuleType:

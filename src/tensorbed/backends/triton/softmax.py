@@ -169,7 +169,7 @@ def absorb(
     rows, cols = tile.shape
     if not rows or not cols:
         return
-    strip = max(_STRIP, triton.next_power_of_2(-(-rows // _STRIPS)))
+    strip = max(_STRIP, launching.power_of_2(-(-rows // _STRIPS)))
     strips, width = -(-rows // strip), _width(cols)
     across, options = -(-cols // width), launching.options(_TILES)
     room = launching.empty((2 if all_scores is None else 3, strips, cols), torch.float32, tile.device)
@@ -214,4 +214,4 @@ def differentiate(
 
 def _width(cols: int) -> int:
     """Columns that a program has at once, which are neighbours in memory."""
-    return min(_TILES.cols, max(16, triton.next_power_of_2(cols)))
+    return launching.side(_TILES.cols, cols)
