@@ -1,17 +1,20 @@
 """The laws of the conformance suite for the kernels of GPUs, in single precision; double goes to PyTorch."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from samples import SAMPLES
 
 from tensorbed.backends.chain import ChainOfCores
+from tensorbed.backends.coded import Coded
 from tensorbed.structures import registered
-from tensorbed.testing import BagParity, EmbeddingParity, StructureLaws, TracingLaws
+from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, StructureLaws, TracingLaws, heads
 
 CHAINS = [kind for kind in SAMPLES if registered()[kind].making is ChainOfCores]
-SINGLE = tuple(replace(sample, dtype=torch.float32) for kind in CHAINS for sample in SAMPLES[kind])
+CODES = [kind for kind in SAMPLES if issubclass(registered()[kind].making or object, Coded)]
+SINGLE = tuple(replace(sample, dtype=torch.float32) for kind in CHAINS + CODES for sample in SAMPLES[kind])
 BACKEND = ("triton",)
 
 
@@ -35,5 +38,15 @@ class TestTracing(TracingLaws):
     samples, impls = SINGLE, BACKEND
 
 
-def test_the_chains_are_those_that_there_are():
+@pytest.mark.slow
+class TestHeads(HeadLaws):
+    samples = SINGLE
+
+    @pytest.fixture(autouse=True)
+    def by_the_kernels(self, monkeypatch):
+        monkeypatch.setattr(heads, "make", partial(heads.make, impl="triton"))
+
+
+def test_the_tables_are_those_that_there_are():
     assert set(CHAINS) == {"tensor_train", "tensor_ring", "low_rank"}
+    assert set(CODES) == {"quantized_rows", "product_quantized"}

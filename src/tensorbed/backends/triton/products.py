@@ -91,8 +91,7 @@ def outer_parts(
     tl.store(out + place, total, mask=(row < height)[:, None] & (k < depth)[None, :])
 
 
-_PIECES = 64  # of the columns at most that gradients are summed over apart from each other ...
-_NUMBERS = 2**20  # ... as long as their sums are no more numbers than this
+_PIECES = 64  # of the columns at most that gradients are summed over apart from each other
 
 
 def times(matrix: Tensor, x: Tensor, out: Tensor) -> None:  # (h, d), (p, d, w) -> (p, h, w)
@@ -123,7 +122,8 @@ def add_outer(total: Tensor, grad: Tensor, x: Tensor) -> None:  # (h, d), (p, h,
         launching.side(sizes.cols, depth),
         launching.side(sizes.depth, columns),
     )
-    pieces = max(1, min(_PIECES, _NUMBERS // total.numel(), columns // (4 * deep)))
+    # Their sums take no more memory than the gradient itself does.
+    pieces = max(1, min(_PIECES, grad.numel() // total.numel(), columns // (4 * deep)))
     piece = -(-columns // (pieces * deep)) * deep
     pieces = -(-columns // piece)
     room = launching.empty((pieces, height, depth), torch.float32, total.device)
