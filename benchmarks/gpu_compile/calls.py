@@ -74,7 +74,7 @@ def chains(dtype: torch.dtype, rank: int) -> None:
         rows(index).sum().backward()
         bags = tb.EmbeddingBag(10_000, 512, format, mode="sum", impl="triton", dtype=dtype)
         bags(index, offsets, torch.ones(64, dtype=dtype, requires_grad=True)).sum().backward()
-    sizes = {"C1": 1_000, "C2": 3, "C3": 5_000_000}
+    sizes = {"C1": 1_000, "C2": 30_000, "C3": 5_000_000}
     fields = tb.EmbeddingBagCollection.from_sizes(sizes, 16, tb.TensorTrain(rank=rank), impl="triton", dtype=dtype)
     fields(torch.ones(64, 3, dtype=torch.int64))[0].sum().backward()
 
