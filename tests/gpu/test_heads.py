@@ -119,6 +119,13 @@ def test_losses_of_tables_of_codes(name):
     torch.testing.assert_close(*(torch.autograd.grad(one, h)[0] for one in (loss, wanted)), rtol=1e-4, atol=1e-6)
 
 
+def test_batches_all_ignored_have_no_gradient():
+    head, (h, target) = head_of(FORMATS["train"], impl="triton"), batch()
+    loss = head.loss(h, torch.full_like(target, -100))
+    assert loss.isnan()
+    assert all((grad == 0).all() for grad in gradients(loss, head, h))
+
+
 def test_results_are_the_same_to_the_bit_every_time():
     torch.use_deterministic_algorithms(True)
     try:
@@ -138,6 +145,13 @@ def test_targets_out_of_range_are_refused_without_a_number():
         target[2] = bad
         with pytest.raises(RuntimeError, match=rf"out of range for {ROWS} classes"):
             head.loss(h, target)
+
+
+def test_explanations_name_the_backend():
+    told = head_of(FORMATS["train"], impl="triton").explain(TOKENS, training=True)
+    assert told.impl == "triton"
+    assert told.considered[told.path] == min(told.considered.values())
+    assert "triton" in str(told)
 
 
 def test_double_precision_is_computed_by_pytorch():

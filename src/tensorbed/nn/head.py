@@ -255,7 +255,8 @@ class Head(StructuredTable):
         Counted and not done: ``print(head.explain(1))``.
         """
         found = explain(self.vocabulary(), vectors, self.memory_budget, training=training, reduction=reduction)
-        return replace(found, path="reference, all logits at once") if self.impl == "reference" else found
+        path = "reference, all logits at once" if self.impl == "reference" else found.path
+        return replace(found, path=path, impl=self.impl)
 
     def vocabulary(self, bias: Tensor | None = None) -> Vocabulary:
         return super().vocabulary(self.bias if bias is None else bias)

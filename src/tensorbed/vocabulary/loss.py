@@ -216,8 +216,8 @@ class _Passes:
 
     def _scales(self) -> list[Tensor]:
         """One over what each vector's loss and z-loss are divided by; 0 for those that are ignored."""
-        ones = self.scorer.x.new_ones(self.target.shape[0]) if self.counted is None else self.counted.to(self.lse.dtype)
-        return [ones / divisor for divisor in self.divisors]
+        scales = [self.scorer.x.new_ones(self.target.shape[0]) / divisor for divisor in self.divisors]
+        return scales if self.counted is None else [torch.where(self.counted, scale, 0) for scale in scales]
 
     def _sums(self, group: Group) -> Sums:
         starts = [start for start, _ in self.scorer.blocks]

@@ -19,7 +19,7 @@ _MAKE = 3  # multiply-adds that making a number from its code is worth, where it
 
 def scorings(structure: Scorable) -> list[Scoring]:
     """The way by codes, where there are kernels. It has no gradients."""
-    if not native.available and triton.reason:
+    if not native.available and triton.absent():
         return []
     numbers = structure.rows * structure.cols
     cost = Cost(multiply_adds=numbers, making=_MAKE * numbers)

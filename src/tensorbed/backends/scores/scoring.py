@@ -217,7 +217,8 @@ class RowScores(Scores):
         self.slice_of = of_rows if of_rows in self.trained else None
         self.made_of = [name for name in self.trained if name != of_rows]
         self._written: set[int] = set()
-        self.rows_impl = self.impl if self.impl in self.structure.impls else "auto"
+        known = self.impl != "auto" and self.impl in self.structure.impls
+        self.rows_impl = self.impl if known else "auto"
 
     def open(self, start: int, stop: int) -> None:
         super().open(start, stop)
