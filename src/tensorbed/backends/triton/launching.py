@@ -27,10 +27,10 @@ class Tiles(NamedTuple):
 # accumulator is rows x cols floats over 32 * warps threads; two operands a stage are in shared memory.
 _BY_RANK = (
     (16, {False: Tiles(64, 32, 16, 4, 2), True: Tiles(64, 32, 16, 4, 3)}),
-    (32, {False: Tiles(64, 64, 16, 4, 2), True: Tiles(64, 64, 32, 4, 3)}),
-    (64, {False: Tiles(64, 64, 16, 4, 3), True: Tiles(64, 64, 32, 4, 3)}),
+    (32, {False: Tiles(64, 64, 32, 4, 2), True: Tiles(64, 64, 32, 4, 3)}),
+    (64, {False: Tiles(64, 64, 32, 4, 3), True: Tiles(64, 64, 64, 4, 3)}),
 )
-_LARGER = {False: Tiles(64, 64, 16, 8, 3), True: Tiles(64, 128, 32, 8, 3)}
+_LARGER = {False: Tiles(64, 128, 32, 8, 3), True: Tiles(64, 128, 64, 8, 3)}
 
 
 def tiles(rank: int, dtype: torch.dtype) -> Tiles:
