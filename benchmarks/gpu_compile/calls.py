@@ -36,7 +36,7 @@ def tiles_of_the_loss(dtype: torch.dtype, rank: int) -> None:
 
 def products_through_cores(dtype: torch.dtype, rank: int) -> None:
     """Cores in the middle and the last, of eight columns each, for several and for one vector."""
-    for height, depth, width in ((4 * rank, 8 * rank, 512), (75, 8 * rank, 64), (75, 8 * rank, 1), (60, rank, 1)):
+    for height, depth, width in ((4 * rank, 8 * rank, 512), (75, 8 * rank, 64), (60, rank, 1)):
         matrix, x = torch.zeros(height, depth, dtype=dtype), torch.zeros(4, depth, width, dtype=dtype)
         out, total = torch.zeros(4, height, width, dtype=dtype), torch.zeros(height, depth)
         products.times(matrix, x, out)
@@ -45,22 +45,18 @@ def products_through_cores(dtype: torch.dtype, rank: int) -> None:
 
 
 def tables_of_codes(dtype: torch.dtype, rank: int) -> None:
-    """Rows, scores and sums of tables of as many columns as the rank, and of four times as many."""
-    index = torch.zeros(64, dtype=torch.int64)
-    for cols in (rank, 4 * rank):
-        scale, numbers = torch.zeros(64, 1, dtype=dtype), torch.zeros(64, cols, dtype=torch.int8)
-        steps, packed = torch.zeros(64, -(-cols // 32), dtype=torch.int8), torch.zeros(64, cols // 2, dtype=torch.uint8)
-        books, named = torch.zeros(cols // 4, 64, 4, dtype=dtype), torch.zeros(64, cols // 4, dtype=torch.uint8)
-        for coded in (
-            Quantized(cols, numbers, scale, None, cols, 8),
-            Quantized(cols, packed, scale, steps, 32, 4),
-            Product(cols, named, books),
-        ):
-            codes.rows(coded, index)
-            for n in (1, 64):
-                codes.scores(coded, _zeros(cols, n, dtype), _zeros(64, n, dtype))
+    """Rows, scores and sums of tables of four times as many columns as the rank."""
+    index, cols = torch.zeros(64, dtype=torch.int64), 4 * rank
+    scale, numbers = torch.zeros(64, 1, dtype=dtype), torch.zeros(64, cols, dtype=torch.int8)
+    steps, packed = torch.zeros(64, -(-cols // 32), dtype=torch.int8), torch.zeros(64, cols // 2, dtype=torch.uint8)
+    named = Product(cols, torch.zeros(64, rank, dtype=torch.uint8), torch.zeros(rank, 64, 4, dtype=dtype))
+    whole = Quantized(cols, numbers, scale, None, cols, 8)
+    for coded in (whole, Quantized(cols, packed, scale, steps, 32, 4), named):
+        codes.rows(coded, index)
         for n in (1, 64):
-            codes.sums(coded, _zeros(cols // 4 * 64, n, dtype), _zeros(64, n, dtype))
+            codes.scores(coded, _zeros(cols, n, dtype), _zeros(64, n, dtype))
+    for n in (1, 64):
+        codes.sums(named, _zeros(rank * 64, n, dtype), _zeros(64, n, dtype))
 
 
 def chains(dtype: torch.dtype, rank: int) -> None:
@@ -70,10 +66,9 @@ def chains(dtype: torch.dtype, rank: int) -> None:
     formats += (tb.TensorRing(rank=min(rank, 16), shape=shape),)  # a ring's sums are of rank times rank
     index, offsets = torch.arange(64) * 97 % 10_000, torch.arange(0, 64, 16)
     for format in formats:
-        rows = tb.Embedding(10_000, 512, format, impl="triton", dtype=dtype)
-        rows(index).sum().backward()
-        bags = tb.EmbeddingBag(10_000, 512, format, mode="sum", impl="triton", dtype=dtype)
-        bags(index, offsets, torch.ones(64, dtype=dtype, requires_grad=True)).sum().backward()
+        tb.Embedding(10_000, 512, format, impl="triton", dtype=dtype)(index).sum().backward()
+    bags = tb.EmbeddingBag(10_000, 512, formats[0], mode="sum", impl="triton", dtype=dtype)
+    bags(index, offsets, torch.ones(64, dtype=dtype, requires_grad=True)).sum().backward()
     sizes = {"C1": 1_000, "C2": 30_000, "C3": 5_000_000}
     fields = tb.EmbeddingBagCollection.from_sizes(sizes, 16, tb.TensorTrain(rank=rank), impl="triton", dtype=dtype)
     fields(torch.ones(64, 3, dtype=torch.int64))[0].sum().backward()
