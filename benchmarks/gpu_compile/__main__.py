@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     targets, ranks = _QUICK if asked.quick else (tuple(TARGETS), RANKS)
     cases: list[Case] = list(product(targets, DTYPES, ranks))
     with ProcessPoolExecutor(asked.processes, mp_context=get_context("spawn")) as pool:
-        found = dict(zip(cases, pool.map(compile_case, cases), strict=True))
+        found = dict(zip(cases, pool.map(compile_case, cases, chunksize=len(ranks)), strict=True))
     said = faults(found)
     launches = sum(len(needs) for by_kernel in found.values() for needs in by_kernel.values())
     print(f"{launches} kernels compiled for {', '.join(targets)}: {len(said)} faults.")

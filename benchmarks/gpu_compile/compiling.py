@@ -5,12 +5,13 @@ The backend is called as it is, so that each kernel is compiled for the very typ
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -25,6 +26,9 @@ from triton.runtime.jit import JITFunction
 
 from tensorbed.backends import triton as backend
 from tensorbed.backends.triton import launching
+
+
+_KNOWN = Path("out/gpu-compile")
 
 
 @dataclass(frozen=True)
@@ -104,6 +108,17 @@ def compiled_for(target: Target) -> Iterator[dict[tuple[str, str], Any]]:
 
 
 def needs(kernel: Any, target: Target) -> Needs:
+    """Kept by the hash of the kernel, as Triton keeps what it has compiled: a command that is cut short goes on."""
+    known = _KNOWN / f"{kernel.hash}.json"
+    if known.is_file():
+        return Needs(**json.loads(known.read_text()))
+    found = _read(kernel, target)
+    _KNOWN.mkdir(parents=True, exist_ok=True)
+    known.write_text(json.dumps(asdict(found)))
+    return found
+
+
+def _read(kernel: Any, target: Target) -> Needs:
     """From the assembler's report, or of AMD's from what the assembly says of itself."""
     shared, warps = kernel.metadata.shared, kernel.metadata.num_warps
     if target.compiled.backend == "cuda":
