@@ -27,7 +27,6 @@ from triton.runtime.jit import JITFunction
 from tensorbed.backends import triton as backend
 from tensorbed.backends.triton import launching
 
-
 _KNOWN = Path("out/gpu-compile")
 
 
