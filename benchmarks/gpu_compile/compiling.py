@@ -5,13 +5,12 @@ The backend is called as it is, so that each kernel is compiled for the very typ
 
 from __future__ import annotations
 
-import json
+import os
 import re
-import subprocess
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,15 +18,15 @@ from unittest.mock import patch
 import torch
 import triton
 from torch import Tensor
-from triton import knobs
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from tensorbed.backends import triton as backend
 from tensorbed.backends.triton import launching
 
-_KNOWN = Path("out/gpu-compile")
+_KEPT = Path("out/gpu-compile")
 
 
 @dataclass(frozen=True)
@@ -83,64 +82,54 @@ class _Absent:
 
 @contextmanager
 def compiled_for(target: Target) -> Iterator[dict[tuple[str, str], Any]]:
-    """In here a launch compiles its kernel and does nothing else; by name of the kernel and hash, what was compiled."""
+    """In here a launch compiles its kernel and does nothing else; by name of the kernel and hash, what was compiled.
+
+    Triton keeps it in a folder of its own, with what the assembler said: a command that is cut short goes on.
+    """
+    if backend.interpreted:
+        raise SystemExit("TRITON_INTERPRET is set: kernels are interpreted then, and not compiled; unset it.")
     found: dict[tuple[str, str], Any] = {}
-    run = JITFunction.run
+    run, make_cubin = JITFunction.run, CUDABackend.make_cubin
 
     def compile_only(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
         found[self.__name__, kernel.hash] = kernel
         return kernel
 
+    def heard(self: Any, ptx: str, metadata: dict[str, Any], *options: Any) -> bytes:
+        with redirect_stdout(StringIO()) as said:
+            cubin: bytes = make_cubin(self, ptx, metadata, *options)
+        metadata["ptxas"] = said.getvalue()
+        return cubin
+
     def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)  # what nobody writes here may still be an index
 
-    if backend.interpreted:
-        raise SystemExit("TRITON_INTERPRET is set: kernels are interpreted then, and not compiled; unset it.")
     with ExitStack() as stack:
+        said = {"TRITON_CACHE_DIR": str(_KEPT.absolute()), "TRITON_DUMP_PTXAS_LOG": "1"}
+        stack.enter_context(patch.dict(os.environ, said))
         stack.enter_context(patch.object(JITFunction, "run", compile_only))
-        stack.enter_context(patch.object(launching, "empty", zeros))
-        stack.enter_context(patch.object(backend, "absent", lambda device=None: ""))
+        stack.enter_context(patch.object(CUDABackend, "make_cubin", heard))
         stack.enter_context(patch.object(driver, "_active", _Absent(target)))
+        stack.enter_context(patch.object(backend, "absent", lambda device=None: ""))
+        stack.enter_context(patch.object(launching, "empty", zeros))
         stack.enter_context(patch.object(torch, "_assert_async", lambda *told: None))  # of what nobody wrote
         yield found
 
 
 def needs(kernel: Any, target: Target) -> Needs:
-    """Kept by the hash of the kernel, as Triton keeps what it has compiled: a command that is cut short goes on."""
-    known = _KNOWN / f"{kernel.hash}.json"
-    if known.is_file():
-        return Needs(**json.loads(known.read_text()))
-    found = _read(kernel, target)
-    _KNOWN.mkdir(parents=True, exist_ok=True)
-    known.write_text(json.dumps(asdict(found)))
-    return found
-
-
-def _read(kernel: Any, target: Target) -> Needs:
     """From the assembler's report, or of AMD's from what the assembly says of itself."""
     shared, warps = kernel.metadata.shared, kernel.metadata.num_warps
     if target.compiled.backend == "cuda":
-        return _by_ptxas(kernel.asm["ptx"], shared, warps)
+        said = kernel.metadata.ptxas
+        registers = re.search(r"Used (\d+) registers", said)
+        assert registers is not None, said
+        spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
+        return Needs(int(registers[1]), sum(map(int, spills)), shared, warps)
     assembly = kernel.asm["amdgcn"]
     sizes = {name: int(size) for name, size in re.findall(r"^\s+\.(\w+):\s+(\d+)$", assembly, re.MULTILINE)}
     spilled = 4 * (sizes["vgpr_spill_count"] + sizes["sgpr_spill_count"])
     return Needs(sizes["vgpr_count"], spilled, sizes["group_segment_fixed_size"], warps)
-
-
-def _by_ptxas(ptx: str, shared: int, warps: int) -> Needs:
-    arch = re.search(r"^\.target\s+(\w+)", ptx, re.MULTILINE)
-    assert arch is not None
-    with tempfile.TemporaryDirectory() as folder:
-        source = Path(folder) / "kernel.ptx"
-        source.write_text(ptx)
-        # The one for Blackwell knows the older targets too.
-        command = [knobs.nvidia.ptxas_blackwell.path, "-v", f"--gpu-name={arch[1]}", str(source), "-o", "/dev/null"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    registers = re.search(r"Used (\d+) registers", said)
-    assert registers is not None, said
-    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", said)
-    return Needs(int(registers[1]), sum(map(int, spills)), shared, warps)
 
 
 def kernels(*modules: Any) -> set[str]:

@@ -34,9 +34,8 @@ their target has: {large}.** Otherwise the command fails and writes nothing.
 
 A cell has the registers of a thread for ranks {ranks}, of several launches of a kernel the most, and after the point
 the most KiB of shared memory that one program has. Targets have {limits}. Of NVIDIA's targets the numbers are
-those of `ptxas-blackwell -v`, of AMD's those that the assembly declares; kernels with no product in them are the same
-for `float32 as tf32` and `float32`. On `sm_80` a tile of bfloat16 or float16 is multiplied by tensor cores, `float32`
-by none.
+those that `ptxas -v` says as Triton calls it, of AMD's those that the assembly declares; kernels with no product in them
+are the same for `float32 as tf32` and `float32`.
 
 """
 
