@@ -34,8 +34,8 @@ their target has: {large}.** Otherwise the command fails and writes nothing.
 
 A cell has the registers of a thread for ranks {ranks}, of several launches of a kernel the most, and after the point
 the most KiB of shared memory that one program has. Targets have {limits}. Of NVIDIA's targets the numbers are
-those that `ptxas -v` says as Triton calls it, of AMD's those that the assembly declares; kernels with no product in them
-are the same for `float32 as tf32` and `float32`.
+those that `ptxas -v` says as Triton calls it, of AMD's those that the assembly declares. Kernels with no product in
+them are the same for `float32 as tf32` and `float32`.
 
 """
 
