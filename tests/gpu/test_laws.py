@@ -6,13 +6,23 @@ import pytest
 import torch
 from samples import SAMPLES
 
+from tensorbed.backends import triton
 from tensorbed.backends.chain import ChainOfCores
+from tensorbed.backends.triton import launching
+from tensorbed.backends.triton.launching import Tiles
 from tensorbed.structures import registered
 from tensorbed.testing import BagParity, EmbeddingParity, StructureLaws, TracingLaws
 
 CHAINS = [kind for kind in SAMPLES if registered()[kind].making is ChainOfCores]
 SINGLE = tuple(replace(sample, dtype=torch.float32) for kind in CHAINS for sample in SAMPLES[kind])
 BACKEND = ("triton",)
+
+
+@pytest.fixture(autouse=True)
+def large_tiles(monkeypatch):
+    """The interpreter takes milliseconds for each program, whatever its size; tiles as they are have their own tests."""
+    if triton.interpreted:
+        monkeypatch.setattr(launching, "tiles", lambda rank, dtype: Tiles(1024, 128, 128, 4, 1))
 
 
 @pytest.mark.slow

@@ -49,7 +49,8 @@ class Call:
         self.counts = counts
         ids = first.ids.contiguous() if len(tables) == 1 else torch.cat([table.ids for table in tables])
         chains = tuple(table.chain for table in tables)
-        self.layout = layout_of(chains, counts, tuple(table.skipped for table in tables), self.dtype)
+        tiles = launching.tiles(max(max(chain.ranks) for chain in chains), self.dtype)
+        self.layout = layout_of(chains, counts, tuple(table.skipped for table in tables), tiles)
         self.plan = Plan(self.layout, ids)
         if not checked:
             self.plan.assert_valid(_refusal(chains))
@@ -107,6 +108,7 @@ class Call:
             "addresses": launching.on_device(addresses, self.device),
             "slices": cores[0],
             "level": k,
+            "tables": tables,
             "TABLES": power_of_2(tables),
             "FIRST": k == 1,
             "RING": self.ring and k == order - 1,
@@ -120,11 +122,13 @@ class Call:
         for k in range(1, layout.order if rows else layout.order - 1):
             level = layout.levels[k]
             made.append(launching.empty((level.made,), torch.float32, self.device))
-            tiles = layout.tiles
-            shape = {"ROWS": tiles.rows, "COLS": side(tiles.cols, level.outer), "DEPTH": side(tiles.depth, level.inner)}
-            self._launch(
+            launching.launch_product(
                 kernels.extend,
-                (level.tiles, -(-level.outer // shape["COLS"])),
+                lambda cols, level=level: (level.tiles, -(-level.outer // cols)),  # type: ignore[misc]
+                layout.tiles,
+                level.inner,
+                level.outer,
+                ROWS=layout.tiles.rows,
                 left=made[k - 1],
                 out=made[k],
                 parents=plan.parents,
@@ -133,7 +137,6 @@ class Call:
                 tile_ends=plan.tiles.ends,
                 tile_groups=plan.tiles.of_tile,
                 WIDEN=launching.halves_as_single(),
-                **shape,
                 **self._level(k, cores),
             )
         return made
@@ -212,10 +215,13 @@ class Call:
         layout, plan, level, kernels = self.layout, self.plan, self.layout.levels[k], launching.chain_kernels()
         tiles, told = layout.tiles, self._level(k, cores)
         partial = launching.empty((level.partial,), torch.float32, self.device)
-        rows, cols = side(tiles.rows, level.inner), side(tiles.cols, level.outer)
-        self._launch(
+        rows = side(tiles.rows, level.inner)
+        launching.launch_product(
             kernels.slice_gradients,
-            (level.chunks, -(-level.inner // rows) * -(-level.outer // cols)),
+            lambda cols: (level.chunks, -(-level.inner // rows) * -(-level.outer // cols)),
+            tiles,
+            layout.chunk,
+            level.outer,
             left=left,
             below=below,
             partial=partial,
@@ -226,8 +232,6 @@ class Call:
             tile_groups=chunks.of_tile,
             CHUNK=layout.chunk,
             ROWS=rows,
-            COLS=cols,
-            DEPTH=tiles.depth,
             **told,
         )
         block = side(256, level.inner * level.outer)
@@ -249,10 +253,13 @@ class Call:
         layout, plan, level, above = self.layout, self.plan, self.layout.levels[k], self.layout.levels[k - 1]
         out = gradients if k == 1 else launching.empty((above.made,), torch.float32, self.device)
         tiles = layout.tiles
-        rows, cols = side(tiles.rows, level.width), side(tiles.cols, level.inner)
-        self._launch(
+        rows = side(tiles.rows, level.width)
+        launching.launch_product(
             launching.chain_kernels().left_gradients,
-            (above.slots, -(-level.width // rows) * -(-level.inner // cols)),
+            lambda cols: (above.slots, -(-level.width // rows) * -(-level.inner // cols)),
+            tiles,
+            tiles.depth,
+            level.inner,
             below=below,
             out=out,
             groups=plan.groups,
@@ -260,8 +267,6 @@ class Call:
             end_children=plan.end_children,
             parents=plan.parents,
             ROWS=rows,
-            COLS=cols,
-            DEPTH=tiles.depth,
             **self._level(k, cores),
         )
         return out

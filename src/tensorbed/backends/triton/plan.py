@@ -87,11 +87,8 @@ class Layout(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def layout_of(
-    chains: tuple[Chain, ...], counts: tuple[int, ...], skipped: tuple[int, ...], dtype: torch.dtype
-) -> Layout:
+def layout_of(chains: tuple[Chain, ...], counts: tuple[int, ...], skipped: tuple[int, ...], tiles: Tiles) -> Layout:
     """Of chains of one order, with so many indices each."""
-    tiles = launching.tiles(max(max(chain.ranks) for chain in chains), dtype)
     order = chains[0].order
     # Chunks of at least as many rows as sums are long never hold more numbers than what they are added up from.
     chunk = max(256, power_of_2(max(_sizes(chain, k)[1] for chain in chains for k in range(1, order))))
