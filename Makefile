@@ -21,7 +21,7 @@ help:
 	@echo "make test       lint, types and the whole test suite"
 	@echo "make test-slow  checks that take minutes"
 	@echo "make test-spark preparation of click-through data by Spark, which needs a Java runtime"
-	@echo "make gpu-check  the kernels for GPUs in Triton's interpreter, on the CPU"
+	@echo "make gpu-check  the kernels for GPUs without one: in Triton's interpreter, and compiled for four targets"
 	@echo "make gpu        the same tests and a benchmark on a GPU, into out/gpu.json; please send it"
 	@echo "make sanitize   the tests of the kernels under AddressSanitizer and UBSan (Linux, GCC)"
 	@echo "make bench      lookups and heads side by side with others, about half an hour, 10 GB of memory, into out/bench"
@@ -78,6 +78,7 @@ test-spark: .venv/.spark
 
 gpu-check: .venv/.gpu
 	TRITON_INTERPRET=1 TRITON_DEFAULT_FP_FUSION=1 $(PYTEST) tests/gpu
+	$(BIN)/python -m benchmarks.gpu_compile
 
 # For whoever has a GPU: the same tests on it, and times beside others. What fails is part of what the file tells.
 gpu: .venv/.gpu

@@ -284,5 +284,5 @@ def check_impl(structure: Structure, impl: str) -> None:
 
 def check_score_impl(impl: str) -> None:
     """A way of computing scores, or an error that lists them."""
-    if impl not in ("auto", "reference"):
-        raise ValueError(f'impl={impl!r}: choose one of "auto", "reference".')
+    if impl not in ("auto", "reference", "triton"):
+        raise ValueError(f'impl={impl!r}: choose one of "auto", "reference", "triton".')

@@ -8,6 +8,7 @@ import inspect
 
 import pytest
 import torch
+from guards import guarded
 
 from tensorbed.backends import triton
 
@@ -31,6 +32,13 @@ def pytest_collection_modifyitems(config, items):
     others = [item for item in here if not is_about_a_backend(item)]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if item not in others]
+
+
+@pytest.fixture
+def guards(monkeypatch):
+    """Guards around all memory that kernels are given in a test."""
+    with guarded(monkeypatch) as found:
+        yield found
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """The laws of the conformance suite for the kernels of GPUs, in single precision; double goes to PyTorch."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -8,19 +9,21 @@ from samples import SAMPLES
 
 from tensorbed.backends import triton
 from tensorbed.backends.chain import ChainOfCores
+from tensorbed.backends.coded import Coded
 from tensorbed.backends.triton import launching
 from tensorbed.backends.triton.launching import Tiles
 from tensorbed.structures import registered
-from tensorbed.testing import BagParity, EmbeddingParity, StructureLaws, TracingLaws
+from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, StructureLaws, TracingLaws, heads
 
 CHAINS = [kind for kind in SAMPLES if registered()[kind].making is ChainOfCores]
-SINGLE = tuple(replace(sample, dtype=torch.float32) for kind in CHAINS for sample in SAMPLES[kind])
+CODES = [kind for kind in SAMPLES if issubclass(registered()[kind].making or object, Coded)]
+SINGLE = tuple(replace(sample, dtype=torch.float32) for kind in CHAINS + CODES for sample in SAMPLES[kind])
 BACKEND = ("triton",)
 
 
 @pytest.fixture(autouse=True)
 def large_tiles(monkeypatch):
-    """The interpreter takes milliseconds for each program, whatever its size; tiles as they are have their own tests."""
+    """The interpreter takes milliseconds for a program, whatever its size; tiles as they are have tests of their own."""
     if triton.interpreted:
         monkeypatch.setattr(launching, "tiles", lambda rank, dtype: Tiles(1024, 128, 128, 4, 1))
 
@@ -45,5 +48,15 @@ class TestTracing(TracingLaws):
     samples, impls = SINGLE, BACKEND
 
 
-def test_the_chains_are_those_that_there_are():
+@pytest.mark.slow
+class TestHeads(HeadLaws):
+    samples = SINGLE
+
+    @pytest.fixture(autouse=True)
+    def by_the_kernels(self, monkeypatch):
+        monkeypatch.setattr(heads, "make", partial(heads.make, impl="triton"))
+
+
+def test_the_tables_are_those_that_there_are():
     assert set(CHAINS) == {"tensor_train", "tensor_ring", "low_rank"}
+    assert set(CODES) == {"quantized_rows", "product_quantized"}

@@ -30,6 +30,7 @@ class ScoresExplanation:
         group, height: vectors and rows of a tile.
         bytes: held at once, about.
         allowed: the budget; where nothing fits into it, what takes least is taken.
+        impl: the backend that was asked for.
     """
 
     kind: str
@@ -44,6 +45,7 @@ class ScoresExplanation:
     height: int
     bytes: int
     allowed: int
+    impl: str = "auto"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and dicts, for JSON."""
@@ -58,6 +60,8 @@ class ScoresExplanation:
         ]
         for name, cost in sorted(self.considered.items(), key=lambda item: item[1])[:6]:
             lines.append((f"counted cost of {name}", f"{cost:,.0f}", "<- taken" if name == self.path else ""))
+        if self.impl != "auto":
+            lines.append(("backend", self.impl, "as asked"))
         if self.path not in self.considered:
             lines.append(("path", self.path, "<- taken"))
         tile = f"tiles of {self.group:,} vectors x {self.height:,} rows, "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -82,6 +83,11 @@ def precision() -> str:
 def halves_as_single() -> bool:
     """Whether kernels widen bfloat16 before they compute: the interpreter does not know its arithmetic."""
     return state.interpreted
+
+
+def current(device: torch.device) -> AbstractContextManager[object]:
+    """Kernels are launched on torch's current device: this one, in here."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -140,19 +140,18 @@ class Groups(NamedTuple):
 class Plan:
     """What is found about the indices of a call, on their device."""
 
-    def __init__(self, layout: Layout, ids: Tensor) -> None:  # (total,) int64
+    def __init__(self, layout: Layout, ids: Tensor, refusal: str | None) -> None:  # (total,) int64
+        """Indices outside their tables fail with this sentence when the device comes to it: the host does not wait."""
         self.layout, self.device = layout, ids.device
         self.cells = launching.on_device(layout.cells, ids.device)
-        self.keys, self.valid, self.kept = (
-            self._empty(torch.int64),
-            self._empty(torch.uint8),
-            self._empty(torch.float32),
-        )
+        keys, valid, self.kept = self._empty(torch.int64), self._empty(torch.uint8), self._empty(torch.float32)
         kernels = launching.plan_kernels()
         grid = (-(-layout.total // _BLOCK), layout.order)
         sizes = {"tables": layout.tables, "TABLES": power_of_2(layout.tables), "BLOCK": _BLOCK}
-        kernels.make_keys[grid[:1]](self.cells, ids, self.keys, self.valid, self.kept, layout.total, **sizes)
-        keys, self.order = torch.sort(self.keys, stable=True)
+        kernels.make_keys[grid[:1]](self.cells, ids, keys, valid, self.kept, layout.total, **sizes)
+        if refusal is not None:
+            torch._assert_async(valid.all(), refusal)
+        keys, self.order = torch.sort(keys, stable=True)
         marks = launching.empty((layout.order, layout.total), torch.int32, ids.device)
         kernels.mark_prefixes[grid](self.cells, keys, marks, layout.total, **sizes)
         counts = marks.cumsum(1)
@@ -191,10 +190,6 @@ class Plan:
         width = torch.repeat_interleave(extended[:, 2], extended[:, 0], output_size=layout.groups)
         ends = ((self.group_starts.diff() * width + (height - 1)) // height).cumsum(0)
         return Groups(ends, torch.searchsorted(ends, torch.arange(most, device=self.device), right=True))
-
-    def assert_valid(self, message: str) -> None:
-        """Refuses indices outside their tables, whenever the device comes to it: the host does not wait."""
-        torch._assert_async(self.valid.all(), message)
 
 
 class Bags(NamedTuple):
