@@ -23,7 +23,7 @@ BACKEND = ("triton",)
 
 @pytest.fixture(autouse=True)
 def large_tiles(monkeypatch):
-    """The interpreter takes milliseconds for a program, whatever its size; tiles as they are have tests of their own."""
+    """The interpreter takes milliseconds for a program of any size; tiles as they are have tests of their own."""
     if triton.interpreted:
         monkeypatch.setattr(launching, "tiles", lambda rank, dtype: Tiles(1024, 128, 128, 4, 1))
 
