@@ -124,13 +124,18 @@ _CAPTURED: list[Tensor] = []  # what captured graphs read whenever they are repl
 
 def on_device(numbers: tuple[int, ...], device: torch.device) -> Tensor:  # -> (n,) int64
     """Whole numbers for kernels, copied once; from pinned memory, for which the host need not wait."""
-    pinned, copied = _copied(numbers, device)
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-        _CAPTURED.extend((pinned, copied))
+    pinned, copied, event = _copied(numbers, device)
+    if event is not None:
+        if torch.cuda.is_current_stream_capturing():
+            _CAPTURED.extend((pinned, copied))
+        else:  # it may have been copied in another stream
+            torch.cuda.current_stream(device).wait_event(event)
     return copied
 
 
 @lru_cache(maxsize=1024)
-def _copied(numbers: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    host = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=device.type == "cuda")
-    return host, host.to(device, non_blocking=True)
+def _copied(numbers: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, torch.cuda.Event | None]:
+    on_gpu = device.type == "cuda"
+    host = torch.tensor(numbers, dtype=torch.int64, device="cpu", pin_memory=on_gpu)
+    copied = host.to(device, non_blocking=True)
+    return host, copied, torch.cuda.current_stream(device).record_event() if on_gpu else None

@@ -148,6 +148,7 @@ class Plan:
         kernels = launching.plan_kernels()
         grid = (-(-layout.total // _BLOCK), layout.order)
         sizes = {"tables": layout.tables, "TABLES": power_of_2(layout.tables), "BLOCK": _BLOCK}
+        sizes |= launching.options(layout.tiles)
         kernels.make_keys[grid[:1]](self.cells, ids, keys, valid, self.kept, layout.total, **sizes)
         if refusal is not None:
             torch._assert_async(valid.all(), refusal)
