@@ -1,8 +1,8 @@
-"""Lookups, bags and their gradients on a GPU: the kernels, plain PyTorch, a dense table, and FBTT where it is installed.
+"""Lookups, bags and gradients on a GPU: the kernels, plain PyTorch, a dense table, and FBTT where it is installed.
 
-``make gpu`` runs the suite of the kernels on the device, then this, and writes one file, ``out/gpu.json``: sizes, times,
-memory, what the tests said, versions and the name of the GPU. ``--device cpu`` tries the walk without a GPU, on the
-smallest workload, and times nothing that means anything.
+``make gpu`` runs the suite of the kernels on the device, then this, and writes one file, ``out/gpu.json``: sizes,
+times, memory, what the tests said, versions and the name of the GPU. ``--device cpu`` tries the walk without a GPU, on
+the smallest workload, and times nothing that means anything.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,14 +25,12 @@ import tensorbed as tb
 from benchmarks.workloads import WORKLOADS, Workload
 from tensorbed.info import info
 
-IMPLS = ("triton", "torch")
 DTYPES = (torch.float32, torch.bfloat16)
-DENSE, FBTT = "nn.Embedding", "FBTT"
 _ROUNDS, _WARM_UP = 20, 3
 _ROOM = 0.8  # of the device's memory that a dense table, its gradient and its moments may take
 
 
-def layers(workload: Workload, impl: str, dtype: torch.dtype, device: torch.device) -> nn.Module:
+def layers(workload: Workload, dtype: torch.dtype, device: torch.device, impl: str) -> nn.Module:
     """Tensor trains of the workload's sizes."""
     kind: type[Any] = tb.Embedding if workload.bag is None and not workload.many else tb.EmbeddingBag
     said = {"mode": "sum"} if kind is tb.EmbeddingBag else {}
@@ -160,22 +160,24 @@ def measured(layer: nn.Module, workload: Workload, dtype: torch.dtype, device: t
     return record
 
 
+MAKERS: dict[str, Callable[[Workload, torch.dtype, torch.device], nn.Module]] = {
+    "tensorbed triton": partial(layers, impl="triton"),
+    "tensorbed torch": partial(layers, impl="torch"),
+    "nn.Embedding": dense,
+    "FBTT": fbtt,
+}
+
+
 def run(workload: Workload, device: torch.device, rounds: int) -> list[dict[str, Any]]:
     """All implementations on one workload; one that cannot run says why."""
     records = []
-    for dtype in DTYPES:
-        makers: dict[str, Callable[[], nn.Module]] = {
-            **{f"tensorbed {impl}": lambda impl=impl: layers(workload, impl, dtype, device) for impl in IMPLS},  # type: ignore[misc]
-            DENSE: lambda: dense(workload, dtype, device),
-            FBTT: lambda: fbtt(workload, dtype, device),
-        }
-        for name, make in makers.items():
-            record: dict[str, Any] = {"workload": workload.name, "name": name, "dtype": str(dtype)[6:]}
-            try:
-                record |= measured(make(), workload, dtype, device, rounds)
-            except Exception as error:  # one that fails should not cost the others their times
-                record["error"] = f"{type(error).__name__}: {error}"[:500]
-            records.append(record)
+    for dtype, (name, make) in product(DTYPES, MAKERS.items()):
+        record: dict[str, Any] = {"workload": workload.name, "name": name, "dtype": str(dtype)[6:]}
+        try:
+            record |= measured(make(workload, dtype, device), workload, dtype, device, rounds)
+        except Exception as error:  # one that fails should not cost the others their times
+            record["error"] = f"{type(error).__name__}: {error}"[:500]
+        records.append(record)
     return records
 
 

@@ -8,6 +8,7 @@ import torch
 from guards import Guards, guarded
 
 from tensorbed.backends.chain import Chain, take
+from tensorbed.backends.triton import launching
 from tensorbed.backends.triton.chains import Table, compute
 from tensorbed.testing import assert_near
 
@@ -29,6 +30,19 @@ def drawn(chain, count, dtype, seed=0):
     ids = torch.randint(chain.rows, (count,), generator=generator, device="cpu").to(device)
     ids[:3] = torch.tensor([0, chain.rows - 1, int(ids[-1])])[:count]
     return cores, ids
+
+
+def counted_launches(monkeypatch):
+    """The names of the kernels that are launched from here on."""
+    kind, names = type(launching.chain_kernels().extend), []
+    launch = kind.__getitem__
+
+    def noted(kernel, grid):
+        names.append(kernel.__name__)
+        return launch(kernel, grid)
+
+    monkeypatch.setattr(kind, "__getitem__", noted)
+    return names
 
 
 def rows_in_double(chain, cores, ids):
@@ -96,7 +110,10 @@ def test_several_tables_are_one_launch_of_each_kernel(pools, monkeypatch):
                     rows = rows / torch.tensor([count // 2, count - count // 2])[:, None]
             tables.append(Table(chain, held, guards.copy(ids), bounds, weights, mean=pools and at == 1))
             expected.append(rows)
-        assert_same(compute(tables), torch.cat(expected, 1), leaves)
+        launches = counted_launches(monkeypatch)
+        made = compute(tables)
+        assert launches == ["make_keys", "mark_prefixes", "scatter_plan", "extend", "extend", "pool"]
+        assert_same(made, torch.cat(expected, 1), leaves)
 
 
 @pytest.mark.parametrize("chain", [TRAIN, RING, LOW_RANK], ids=["train", "ring", "low rank"])
@@ -131,6 +148,16 @@ def test_the_same_numbers_every_time():
         out = compute([Table(RING, cores, ids, bags)])
         again.append([out, *torch.autograd.grad(out.square().sum(), cores)])
     assert all(torch.equal(one, other) for one, other in zip(*again, strict=True))
+
+
+def test_sizes_are_tried_only_on_request(monkeypatch):
+    kernel = launching.chain_kernels().extend
+    tried = launching.tuned(kernel, 16, 128)
+    assert {config.kwargs["COLS"] for config in tried.configs} == {16, 32, 64, 128}
+    assert tried is launching.tuned(kernel, 16, 128)
+    assert not launching.tunes()
+    monkeypatch.setenv("TENSORBED_TRITON_TUNE", "1")
+    assert launching.tunes()
 
 
 def test_guards_find_what_they_are_for():

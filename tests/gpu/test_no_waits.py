@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorbed as tb
 from tensorbed import indexing
-from tensorbed.backends import graphs, native
+from tensorbed.backends import graphs, native, triton
 from tensorbed.backends.triton.chains import Table, compute
 
 # Operators whose outputs' sizes depend on values, or that hand a value to Python.
@@ -108,6 +108,29 @@ def test_a_training_step_of_a_collection(jagged):
     given = {name: (ids.T[at].repeat(2), torch.tensor([0, 1])) for at, name in enumerate(sizes)} if jagged else ids
     with NoWaits():
         fields(given)[0].square().sum().backward()
+
+
+@pytest.mark.skipif(triton.interpreted, reason="graphs of CUDA are captured on a GPU")
+def test_a_training_step_is_captured_into_a_graph():
+    layer, _ = LAYERS["lookup"]()
+    index = torch.tensor([3, 59, 1, 3, 0, 7])
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            layer.zero_grad(set_to_none=True)
+            layer(index).square().sum().backward()
+    torch.cuda.current_stream().wait_stream(stream)
+    layer.zero_grad(set_to_none=True)
+    with torch.cuda.graph(graph):
+        layer(index).square().sum().backward()
+    captured = [p.grad for p in layer.parameters() if p.requires_grad]
+    index.copy_(torch.tensor([8, 8, 1, 30, 31, 2]))
+    graph.replay()
+    made = [grad.clone() for grad in captured]
+    layer.zero_grad(set_to_none=True)
+    layer(index).square().sum().backward()
+    assert all(torch.equal(p.grad, one) for p, one in zip(layer.parameters(), made, strict=False))
 
 
 def test_guards_hold_in_a_layer_too(monkeypatch):

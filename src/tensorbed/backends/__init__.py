@@ -6,7 +6,7 @@ One for another device is a class of :class:`tensorbed.dispatch.Backend` that is
 from tensorbed.backends.native.chains import Native
 from tensorbed.backends.reference import Reference
 from tensorbed.backends.torch import Torch
-from tensorbed.backends.triton.chains import Triton
+from tensorbed.backends.triton.backend import Triton
 from tensorbed.dispatch import BACKENDS
 
 # The last is asked first.

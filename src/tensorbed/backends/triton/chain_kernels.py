@@ -23,6 +23,7 @@ from tensorbed.backends.triton.plan_kernels import (
     POSITION,
     RANK,
     RANK_STRIDE,
+    SIZES,
     SLICE,
     SLOT,
     WIDTH,
@@ -44,6 +45,20 @@ def _group_of(cells, tile_ends, tile_groups, level, tables):
 
 
 @triton.jit
+def _sizes(cells, cell):
+    """Width, rank, inner and outer of a cell, none of them beyond 32 bits: dividing by 64 takes many registers."""
+    width, rank = field(cells, cell, WIDTH).to(tl.int32), field(cells, cell, RANK).to(tl.int32)
+    return width, rank, field(cells, cell, INNER).to(tl.int32), field(cells, cell, OUTER).to(tl.int32)
+
+
+@triton.jit
+def _divided(begin, steps, size):
+    """``begin + steps`` by ``size``, the whole number and the rest, of a 64-bit ``begin``."""
+    behind = (begin % size).to(tl.int32) + steps
+    return begin // size + behind // size, behind % size
+
+
+@triton.jit
 def _inner_offsets(inner, width, rank, rank_stride, RING: tl.constexpr):
     """Where the terms of a sum are in a left product and in a slice: closing a ring sums over the joint too."""
     of_left, of_slice = inner, inner * rank_stride
@@ -54,7 +69,7 @@ def _inner_offsets(inner, width, rank, rank_stride, RING: tl.constexpr):
     return of_left, of_slice
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def extend(
     cells, addresses, slices, left, out, parents, order, group_starts, tile_ends, tile_groups, level, tables,
     TABLES: tl.constexpr, FIRST: tl.constexpr, RING: tl.constexpr, WIDEN: tl.constexpr, PRECISION: tl.constexpr,
@@ -70,10 +85,9 @@ def extend(
     table = table_of(cells, level * tables, tables, group, GROUP, TABLES)
     cell = level * tables + table
     above = cell - tables
-    width, rank, inner, outer = (
-        field(cells, cell, WIDTH), field(cells, cell, RANK), field(cells, cell, INNER), field(cells, cell, OUTER)
-    )  # fmt: skip
-    rank_stride, outer_stride = field(cells, cell, RANK_STRIDE), field(cells, cell, OUTER_STRIDE)
+    width, rank, inner, outer = _sizes(cells, cell)
+    rank_stride = field(cells, cell, RANK_STRIDE).to(tl.int32)
+    outer_stride = field(cells, cell, OUTER_STRIDE).to(tl.int32)
     pointer = slices.dtype
     own = tl.load(addresses + cell).to(pointer) + (group - field(cells, cell, GROUP)) * field(cells, cell, SLICE)
     if FIRST:
@@ -83,13 +97,14 @@ def extend(
         left += field(cells, above, MADE)
         left_size = width * inner
     start, end = tl.load(group_starts + group), tl.load(group_starts + group + 1)
-    row = tile * ROWS + tl.arange(0, ROWS)
-    row_in = row < (end - start) * width
-    slot = tl.load(order + start + row // width, mask=row_in, other=0)
+    row = tl.arange(0, ROWS)
+    row_in = row < (end - start) * width - tile * ROWS
+    at, step = _divided(tile * ROWS, row, width)
+    slot = tl.load(order + start + at, mask=row_in, other=0)
     parent = tl.load(parents + slot, mask=row_in, other=0)
     col = tl.program_id(1) * COLS + tl.arange(0, COLS)
     col_in = col < outer
-    left_row = left + parent * left_size + (row % width) * rank
+    left_row = left + parent * left_size + step * rank
     total = tl.zeros((ROWS, COLS), dtype=tl.float32)
     for begin in range(0, inner, DEPTH):
         term = begin + tl.arange(0, DEPTH)
@@ -103,11 +118,11 @@ def extend(
             a, b = a.to(tl.float32), b.to(tl.float32)
         total = tl.dot(a, b, total, input_precision=PRECISION)
     made = slot - field(cells, cell, SLOT)
-    at = out + field(cells, cell, MADE) + (made * width + row % width) * outer
-    tl.store(at[:, None] + col[None, :], total, mask=row_in[:, None] & col_in[None, :])
+    made_row = out + field(cells, cell, MADE) + (made * width + step) * outer
+    tl.store(made_row[:, None] + col[None, :], total, mask=row_in[:, None] & col_in[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def slice_gradients(
     cells, addresses, slices, left, below, partial, parents, order, group_starts, tile_ends, tile_groups, level, tables,
     TABLES: tl.constexpr, FIRST: tl.constexpr, RING: tl.constexpr, PRECISION: tl.constexpr,
@@ -121,9 +136,7 @@ def slice_gradients(
     table = table_of(cells, level * tables, tables, group, GROUP, TABLES)
     cell = level * tables + table
     above = cell - tables
-    width, rank, inner, outer = (
-        field(cells, cell, WIDTH), field(cells, cell, RANK), field(cells, cell, INNER), field(cells, cell, OUTER)
-    )  # fmt: skip
+    width, rank, inner, outer = _sizes(cells, cell)
     across = tl.cdiv(outer, COLS)
     if tl.program_id(1) >= tl.cdiv(inner, ROWS) * across:
         return
@@ -142,23 +155,24 @@ def slice_gradients(
     of_left, _ = _inner_offsets(term, width, rank, 1, RING)
     total = tl.zeros((ROWS, COLS), dtype=tl.float32)
     for begin in range(tile * CHUNK, tl.minimum(rows, (tile + 1) * CHUNK), DEPTH):
-        row = begin + tl.arange(0, DEPTH)
-        row_in = row < rows
-        slot = tl.load(order + start + row // width, mask=row_in, other=0)
+        row = tl.arange(0, DEPTH)
+        row_in = row < rows - begin
+        at, step = _divided(begin, row, width)
+        slot = tl.load(order + start + at, mask=row_in, other=0)
         parent = tl.load(parents + slot, mask=row_in, other=0)
-        left_row = left + parent * left_size + (row % width) * rank
-        made = below + ((slot - field(cells, cell, SLOT)) * width + row % width) * outer
+        left_row = left + parent * left_size + step * rank
+        made = below + ((slot - field(cells, cell, SLOT)) * width + step) * outer
         a = tl.load(left_row[None, :] + of_left[:, None], mask=term_in[:, None] & row_in[None, :], other=0.0)
         b = tl.load(made[:, None] + col[None, :], mask=row_in[:, None] & col_in[None, :], other=0.0)
         total = tl.dot(a.to(tl.float32), b, total, input_precision=PRECISION)
     # Chunks of a table are numbered from its first group on.
     first = field(cells, cell, GROUP)
     own = chunk - tl.load(tile_ends + first - 1, mask=first > 0, other=0)
-    at = partial + field(cells, cell, PARTIAL) + own * inner * outer + term[:, None] * outer + col[None, :]
-    tl.store(at, total, mask=term_in[:, None] & col_in[None, :])
+    part = partial + field(cells, cell, PARTIAL) + own * inner * outer
+    tl.store(part + term[:, None] * outer + col[None, :], total, mask=term_in[:, None] & col_in[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def add_chunks(
     cells, partial, gradients, tile_ends, level, tables,
     TABLES: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr,
@@ -167,7 +181,7 @@ def add_chunks(
     group = field(cells, level * tables, GROUP) + tl.program_id(0)
     table = table_of(cells, level * tables, tables, group, GROUP, TABLES)
     cell = level * tables + table
-    rank, inner, outer = field(cells, cell, RANK), field(cells, cell, INNER), field(cells, cell, OUTER)
+    _, rank, inner, outer = _sizes(cells, cell)
     first = field(cells, cell, GROUP)
     table_begin = tl.load(tile_ends + first - 1, mask=first > 0, other=0)
     begin, end = tl.load(tile_ends + group - 1, mask=group > 0, other=0), tl.load(tile_ends + group)
@@ -177,13 +191,13 @@ def add_chunks(
     total = tl.zeros((BLOCK,), dtype=tl.float32)
     for chunk in range(begin - table_begin, end - table_begin):
         total += tl.load(source + chunk * inner * outer, mask=inside, other=0.0)
-    _, of_slice = _inner_offsets(at // outer, 1, rank, field(cells, cell, RANK_STRIDE), RING)
-    place = of_slice + (at % outer) * field(cells, cell, OUTER_STRIDE)
+    _, of_slice = _inner_offsets(at // outer, 1, rank, field(cells, cell, RANK_STRIDE).to(tl.int32), RING)
+    place = of_slice + (at % outer) * field(cells, cell, OUTER_STRIDE).to(tl.int32)
     to = gradients + field(cells, cell, GRADIENT) + (group - first) * field(cells, cell, SLICE) + place
     tl.store(to, total, mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def left_gradients(
     cells, addresses, slices, below, out, groups, first_children, end_children, parents, level, tables,
     TABLES: tl.constexpr, FIRST: tl.constexpr, RING: tl.constexpr, PRECISION: tl.constexpr,
@@ -200,13 +214,12 @@ def left_gradients(
     table = table_of(cells, (level - 1) * tables, tables, slot, SLOT, TABLES)
     cell = level * tables + table
     above = cell - tables
-    width, rank, inner, outer = (
-        field(cells, cell, WIDTH), field(cells, cell, RANK), field(cells, cell, INNER), field(cells, cell, OUTER)
-    )  # fmt: skip
+    width, rank, inner, outer = _sizes(cells, cell)
     across = tl.cdiv(inner, COLS)
     if tl.program_id(1) >= tl.cdiv(width, ROWS) * across:
         return
-    rank_stride, outer_stride = field(cells, cell, RANK_STRIDE), field(cells, cell, OUTER_STRIDE)
+    rank_stride = field(cells, cell, RANK_STRIDE).to(tl.int32)
+    outer_stride = field(cells, cell, OUTER_STRIDE).to(tl.int32)
     core = tl.load(addresses + cell).to(slices.dtype)
     row = (tl.program_id(1) // across) * ROWS + tl.arange(0, ROWS)
     col = (tl.program_id(1) % across) * COLS + tl.arange(0, COLS)
@@ -217,9 +230,9 @@ def left_gradients(
     terms = (end - first) * outer
     total = tl.zeros((ROWS, COLS), dtype=tl.float32)
     for begin in range(0, terms, DEPTH):
-        term = begin + tl.arange(0, DEPTH)
-        term_in = term < terms
-        child, step = term // outer, term % outer
+        term = tl.arange(0, DEPTH)
+        term_in = term < terms - begin
+        child, step = _divided(begin, term, outer)
         of_below = child * width * outer + step
         a = tl.load(
             below + of_below[None, :] + (row * outer)[:, None], mask=row_in[:, None] & term_in[None, :], other=0.0
@@ -236,7 +249,7 @@ def left_gradients(
     tl.store(at, total, mask=row_in[:, None] & col_in[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def pool(
     cells, unique, places, scales, bounds, out, bags, columns, level, tables,
     POOLED: tl.constexpr, WIDEN: tl.constexpr, BAGS: tl.constexpr, MEMBERS: tl.constexpr, COLS: tl.constexpr,
@@ -272,7 +285,7 @@ def pool(
     tl.store(at, rounded(total, out, WIDEN), mask=bag_in[:, None] & col_in[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def row_gradients(
     cells, grad, scales, bags_of, order, first_children, end_children, out, columns, level, tables,
     TABLES: tl.constexpr, MEMBERS: tl.constexpr, COLS: tl.constexpr,
@@ -302,25 +315,25 @@ def row_gradients(
     tl.store(at, total, mask=col_in)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def weight_gradients(
-    cells, unique, grad, kept, places, bags_of, out, total_positions, columns, level, tables,
+    cells, unique, grad, kept, places, bags_of, out, total, columns, level, tables,
     TABLES: tl.constexpr, BLOCK: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Of each weight: the product of its row with the gradient of its bag."""
     position = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = position < total_positions
+    inside = position < total
     cell = level * tables + tables_of(cells, tables, position, POSITION, TABLES)
     cols = tl.load(cells + cell * FIELDS + WIDTH) * tl.load(cells + cell * FIELDS + OUTER)
     taken = inside & (tl.load(kept + position, mask=inside, other=0.0) != 0)
     place, bag = tl.load(places + position, mask=taken, other=0), tl.load(bags_of + position, mask=taken, other=0)
     row = unique + tl.load(cells + cell * FIELDS + MADE) + place * cols
     grad_row = grad + bag * columns + tl.load(cells + cell * FIELDS + COLUMN)
-    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    product = tl.zeros((BLOCK,), dtype=tl.float32)
     for begin in range(0, tl.max(cols), COLS):
         col = begin + tl.arange(0, COLS)
         mask = taken[:, None] & (col[None, :] < cols[:, None])
         numbers = tl.load(row[:, None] + col[None, :], mask=mask, other=0.0)
         other = tl.load(grad_row[:, None] + col[None, :], mask=mask, other=0.0)
-        total += tl.sum(numbers * other.to(tl.float32), axis=1)
-    tl.store(out + position, total, mask=inside)
+        product += tl.sum(numbers * other.to(tl.float32), axis=1)
+    tl.store(out + position, product, mask=inside)

@@ -13,15 +13,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tensorbed.backends import triton as state
-from tensorbed.backends.chain import Chain, ChainOfCores, Cores
-from tensorbed.backends.coded import Coded
-from tensorbed.backends.graphs import ROWS, WORKS, graph_output
-from tensorbed.backends.pooling import pool_rows, with_padding
-from tensorbed.backends.triton import launching, serving
+from tensorbed.backends.chain import Chain, Cores
+from tensorbed.backends.graphs import ROWS, WORKS
+from tensorbed.backends.triton import launching
 from tensorbed.backends.triton.launching import power_of_2, side
 from tensorbed.backends.triton.plan import Plan, layout_of, pooling_of
-from tensorbed.dispatch import BACKENDS, Asked, Backend, World, differentiable_once
+from tensorbed.dispatch import differentiable_once
 from tensorbed.indexing import out_of_range
 
 _MOST_KEYS = 2**62  # rows of all tables of a call
@@ -48,15 +45,15 @@ class Call:
         counts = tuple(table.ids.shape[0] for table in tables)
         self.weighted = [table.weights is not None for table in tables]
         self.counts = counts
-        ids = first.ids.contiguous() if len(tables) == 1 else torch.cat([table.ids for table in tables])
         chains = tuple(table.chain for table in tables)
-        self.layout = layout_of(chains, counts, tuple(table.skipped for table in tables), self.dtype)
-        self.plan = Plan(self.layout, ids)
-        if not checked:
-            self.plan.assert_valid(_refusal(chains))
+        tiles = launching.tiles(max(max(chain.ranks) for chain in chains), self.dtype)
+        self.layout = layout_of(chains, counts, tuple(table.skipped for table in tables), tiles)
         bounds = None if first.bounds is None else [table.bounds for table in tables if table.bounds is not None]
-        weights = self._joined([table.weights for table in tables])
-        self.bags = pooling_of(self.plan, counts, bounds, weights, [table.mean for table in tables])
+        with launching.current(self.device):
+            ids = first.ids.contiguous() if len(tables) == 1 else torch.cat([table.ids for table in tables])
+            self.plan = Plan(self.layout, ids, None if checked else _refusal(chains))
+            weights = self._joined([table.weights for table in tables])
+            self.bags = pooling_of(self.plan, counts, bounds, weights, [table.mean for table in tables])
         self.rows = counts[0] if self.bags.bounds is None else self.bags.bounds.shape[1] - 1
         self.shapes = [chain.core_shape(k) for k in range(self.layout.order) for chain in chains]
         self.ring = any(chain.joint > 1 for chain in chains)
@@ -73,12 +70,17 @@ class Call:
     def forward(self, cores: Cores) -> Tensor:  # level by level, of each table -> (rows, sum of cols)
         out = launching.empty((self.rows, self.layout.columns), self.dtype, self.device)
         if out.numel():
-            self._pool(self._products(cores)[-1], out)
+            with launching.current(self.device):
+                self._pool(self._products(cores)[-1], out)
         return out
 
     def backward(self, cores: Cores, grad: Tensor, weights: bool) -> tuple[list[Tensor], list[Tensor]]:
         """Gradients of the cores, views of one tensor, and if asked for of the weights of each table that has any."""
-        layout, grad = self.layout, grad.contiguous()
+        with launching.current(self.device):
+            return self._backward(cores, grad.contiguous(), weights)
+
+    def _backward(self, cores: Cores, grad: Tensor, weights: bool) -> tuple[list[Tensor], list[Tensor]]:
+        layout = self.layout
         numbers = sum(shape.numel() for shape in map(torch.Size, self.shapes))
         gradients = launching.empty((numbers,), torch.float32, self.device).zero_()
         of_weights: list[Tensor] = []
@@ -108,6 +110,7 @@ class Call:
             "addresses": launching.on_device(addresses, self.device),
             "slices": cores[0],
             "level": k,
+            "tables": tables,
             "TABLES": power_of_2(tables),
             "FIRST": k == 1,
             "RING": self.ring and k == order - 1,
@@ -121,11 +124,13 @@ class Call:
         for k in range(1, layout.order if rows else layout.order - 1):
             level = layout.levels[k]
             made.append(launching.empty((level.made,), torch.float32, self.device))
-            tiles = layout.tiles
-            shape = {"ROWS": tiles.rows, "COLS": side(tiles.cols, level.outer), "DEPTH": side(tiles.depth, level.inner)}
-            self._launch(
+            launching.launch_product(
                 kernels.extend,
-                (level.tiles, -(-level.outer // shape["COLS"])),
+                lambda cols, level=level: (level.tiles, -(-level.outer // cols)),  # type: ignore[misc]
+                layout.tiles,
+                level.inner,
+                level.outer,
+                ROWS=layout.tiles.rows,
                 left=made[k - 1],
                 out=made[k],
                 parents=plan.parents,
@@ -134,7 +139,6 @@ class Call:
                 tile_ends=plan.tiles.ends,
                 tile_groups=plan.tiles.of_tile,
                 WIDEN=launching.halves_as_single(),
-                **shape,
                 **self._level(k, cores),
             )
         return made
@@ -213,10 +217,13 @@ class Call:
         layout, plan, level, kernels = self.layout, self.plan, self.layout.levels[k], launching.chain_kernels()
         tiles, told = layout.tiles, self._level(k, cores)
         partial = launching.empty((level.partial,), torch.float32, self.device)
-        rows, cols = side(tiles.rows, level.inner), side(tiles.cols, level.outer)
-        self._launch(
+        rows = side(tiles.rows, level.inner)
+        launching.launch_product(
             kernels.slice_gradients,
-            (level.chunks, -(-level.inner // rows) * -(-level.outer // cols)),
+            lambda cols: (level.chunks, -(-level.inner // rows) * -(-level.outer // cols)),
+            tiles,
+            layout.chunk,
+            level.outer,
             left=left,
             below=below,
             partial=partial,
@@ -227,8 +234,6 @@ class Call:
             tile_groups=chunks.of_tile,
             CHUNK=layout.chunk,
             ROWS=rows,
-            COLS=cols,
-            DEPTH=tiles.depth,
             **told,
         )
         block = side(256, level.inner * level.outer)
@@ -250,10 +255,13 @@ class Call:
         layout, plan, level, above = self.layout, self.plan, self.layout.levels[k], self.layout.levels[k - 1]
         out = gradients if k == 1 else launching.empty((above.made,), torch.float32, self.device)
         tiles = layout.tiles
-        rows, cols = side(tiles.rows, level.width), side(tiles.cols, level.inner)
-        self._launch(
+        rows = side(tiles.rows, level.width)
+        launching.launch_product(
             launching.chain_kernels().left_gradients,
-            (above.slots, -(-level.width // rows) * -(-level.inner // cols)),
+            lambda cols: (above.slots, -(-level.width // rows) * -(-level.inner // cols)),
+            tiles,
+            tiles.depth,
+            level.inner,
             below=below,
             out=out,
             groups=plan.groups,
@@ -261,8 +269,6 @@ class Call:
             end_children=plan.end_children,
             parents=plan.parents,
             ROWS=rows,
-            COLS=cols,
-            DEPTH=tiles.depth,
             **self._level(k, cores),
         )
         return out
@@ -320,81 +326,3 @@ class TritonRows:
 
 
 WORKS["triton"] = TritonRows
-
-
-class Triton(Backend):
-    """The kernels for GPUs: chains and codes in single precision and the half ones; float64 goes to PyTorch."""
-
-    name = "triton"
-    limits = "with chains of cores and tables of codes, all of one dtype and on one device"
-    checks_on_device = True
-
-    def absent(self, device: torch.device | None = None) -> str:
-        return state.absent(device)
-
-    def knows(self, making: type | None, device: torch.device | None = None) -> bool:
-        known = making is ChainOfCores or (making is not None and issubclass(making, Coded))
-        return known and not state.absent(device) and (device is None or (state.measured and device.type == "cuda"))
-
-    def shares(self, making: type | None) -> bool:
-        return making is ChainOfCores
-
-    def why(self, device: torch.device) -> str:
-        return f"its kernels take every batch on {device}"
-
-    def takes(self, asked: Asked, world: World) -> bool:
-        made_of, ids = asked.made_of, asked.ids
-        if asked.impl != self.name and not (state.measured and ids.device.type == "cuda"):
-            return False
-        if state.absent(ids.device):
-            return False
-        if isinstance(made_of, ChainOfCores):
-            alike = all(core.dtype == made_of.cores[0].dtype and core.device == ids.device for core in made_of.cores)
-        else:
-            alike = isinstance(made_of, Coded) and made_of.fits() and made_of.are_on(ids.device)
-        return alike and (world is World.COMPILED or (world is World.EAGER and ids.numel() > 0))
-
-    def compute(self, asked: Sequence[Asked], world: World) -> Tensor:
-        if isinstance(asked[0].made_of, Coded):
-            return super().compute(asked, world)
-        if asked[0].made_of.cores[0].dtype not in state.TYPES:
-            return BACKENDS["torch"].compute(asked, world)
-        if world is World.COMPILED or not _pools(asked[0]):
-            return super().compute(asked, world)
-        groups: dict[int, list[int]] = {}
-        for at, table in enumerate(asked):
-            groups.setdefault(table.made_of.chain.order, []).append(at)
-        if sum(table.table.rows for table in asked) > _MOST_KEYS:
-            groups = {at: [at] for at in range(len(asked))}
-        made = [
-            compute([_table(asked[at]) for at in places], all(asked[at].checked for at in places))
-            for places in groups.values()
-        ]
-        columns: dict[int, Tensor] = {}
-        for places, rows in zip(groups.values(), made, strict=True):
-            columns |= zip(places, rows.split([asked[at].made_of.chain.cols for at in places], 1), strict=True)
-        padded = [with_padding(columns[at], one) if one.bounds is None else columns[at] for at, one in enumerate(asked)]
-        if len(groups) == 1 and all(one.bounds is not None or one.padding_idx is None for one in asked):
-            return made[0]
-        return padded[0] if len(padded) == 1 else torch.cat(padded, 1)
-
-    def compute_table(self, asked: Asked, world: World) -> Tensor:
-        if isinstance(asked.made_of, Coded):
-            return serving.rows_of_codes(asked, world)
-        if world is World.COMPILED:
-            return graph_output(asked, self.name, pools=_pools(asked))
-        rows = compute([_table(asked._replace(bounds=None))], asked.checked)
-        return pool_rows(rows, asked, asked.ids, world)
-
-
-def _pools(asked: Asked) -> bool:
-    """Whether the kernels write what is asked: rows, or sums of weighted rows."""
-    return asked.bounds is None or (asked.mode != "max" and not asked.by_frequency)
-
-
-def _table(asked: Asked) -> Table:
-    (chain, cores), bounds = asked.made_of, asked.bounds
-    if bounds is None:
-        return Table(chain, cores, asked.ids)
-    skipped = -1 if asked.padding_idx is None else asked.padding_idx
-    return Table(chain, cores, asked.ids, bounds, asked.weights, asked.mode == "mean", skipped)

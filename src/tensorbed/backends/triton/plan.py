@@ -87,11 +87,8 @@ class Layout(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def layout_of(
-    chains: tuple[Chain, ...], counts: tuple[int, ...], skipped: tuple[int, ...], dtype: torch.dtype
-) -> Layout:
+def layout_of(chains: tuple[Chain, ...], counts: tuple[int, ...], skipped: tuple[int, ...], tiles: Tiles) -> Layout:
     """Of chains of one order, with so many indices each."""
-    tiles = launching.tiles(max(max(chain.ranks) for chain in chains), dtype)
     order = chains[0].order
     # Chunks of at least as many rows as sums are long never hold more numbers than what they are added up from.
     chunk = max(256, power_of_2(max(_sizes(chain, k)[1] for chain in chains for k in range(1, order))))
@@ -143,19 +140,19 @@ class Groups(NamedTuple):
 class Plan:
     """What is found about the indices of a call, on their device."""
 
-    def __init__(self, layout: Layout, ids: Tensor) -> None:  # (total,) int64
+    def __init__(self, layout: Layout, ids: Tensor, refusal: str | None) -> None:  # (total,) int64
+        """Indices outside their tables fail with this sentence when the device comes to it: the host does not wait."""
         self.layout, self.device = layout, ids.device
         self.cells = launching.on_device(layout.cells, ids.device)
-        self.keys, self.valid, self.kept = (
-            self._empty(torch.int64),
-            self._empty(torch.uint8),
-            self._empty(torch.float32),
-        )
+        keys, valid, self.kept = self._empty(torch.int64), self._empty(torch.uint8), self._empty(torch.float32)
         kernels = launching.plan_kernels()
         grid = (-(-layout.total // _BLOCK), layout.order)
         sizes = {"tables": layout.tables, "TABLES": power_of_2(layout.tables), "BLOCK": _BLOCK}
-        kernels.make_keys[grid[:1]](self.cells, ids, self.keys, self.valid, self.kept, layout.total, **sizes)
-        keys, self.order = torch.sort(self.keys, stable=True)
+        sizes |= launching.options(layout.tiles)
+        kernels.make_keys[grid[:1]](self.cells, ids, keys, valid, self.kept, layout.total, **sizes)
+        if refusal is not None:
+            torch._assert_async(valid.all(), refusal)
+        keys, self.order = torch.sort(keys, stable=True)
         marks = launching.empty((layout.order, layout.total), torch.int32, ids.device)
         kernels.mark_prefixes[grid](self.cells, keys, marks, layout.total, **sizes)
         counts = marks.cumsum(1)
@@ -194,10 +191,6 @@ class Plan:
         width = torch.repeat_interleave(extended[:, 2], extended[:, 0], output_size=layout.groups)
         ends = ((self.group_starts.diff() * width + (height - 1)) // height).cumsum(0)
         return Groups(ends, torch.searchsorted(ends, torch.arange(most, device=self.device), right=True))
-
-    def assert_valid(self, message: str) -> None:
-        """Refuses indices outside their tables, whenever the device comes to it: the host does not wait."""
-        torch._assert_async(self.valid.all(), message)
 
 
 class Bags(NamedTuple):

@@ -31,6 +31,8 @@ COLUMN = tl.constexpr(16)
 TABLE_ROWS = tl.constexpr(17)
 SKIPPED = tl.constexpr(18)
 BEYOND = tl.constexpr(2**62)
+# Numbers of a call that no kernel is compiled for: else a batch of another size would wait for the compiler.
+SIZES = ("total", "tables", "levels", "level", "bags", "columns")
 
 
 @triton.jit
@@ -54,7 +56,7 @@ def tables_of(cells, tables, at, NAME: tl.constexpr, TABLES: tl.constexpr):
     return tl.sum((first[None, :] <= at[:, None]).to(tl.int32), axis=1) - 1
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def make_keys(cells, ids, keys, valid, kept, total, tables, TABLES: tl.constexpr, BLOCK: tl.constexpr):
     """What indices are sorted by, a table after the other; which are of their table, and which of these take part.
 
@@ -71,10 +73,10 @@ def make_keys(cells, ids, keys, valid, kept, total, tables, TABLES: tl.constexpr
     tl.store(kept + at, takes_part.to(tl.float32), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def mark_prefixes(cells, keys, marks, total, tables, TABLES: tl.constexpr, BLOCK: tl.constexpr):
     """At which sorted positions a new prefix begins, for each level."""
-    level = tl.program_id(1)
+    level = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < total
     table = tables_of(cells, tables, at, POSITION, TABLES)
@@ -86,13 +88,13 @@ def mark_prefixes(cells, keys, marks, total, tables, TABLES: tl.constexpr, BLOCK
     tl.store(marks + level * total + at, (begins | (value != before)).to(tl.int32), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIZES)
 def scatter_plan(
     cells, keys, order, marks, counts, parents, groups, first_children, end_children, places, total, tables, levels,
     TABLES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What is known of each prefix, written once for it; and of each index, where its row is."""
-    level = tl.program_id(1)
+    level = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < total
     table = tables_of(cells, tables, at, POSITION, TABLES)
