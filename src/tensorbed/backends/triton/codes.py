@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tensorbed.backends.coded import Coded, Product, Quantized
 from tensorbed.backends.triton import launching
-from tensorbed.backends.triton.products import products_of
+from tensorbed.backends.triton.products import products_of, tiles_of
 from tensorbed.backends.triton.rounding import rounded
 from tensorbed.dispatch import full_precision, working_dtype
 from tensorbed.indexing import out_of_range
@@ -288,7 +288,7 @@ def scores(coded: Coded, x: Tensor, out: Tensor) -> None:  # (cols, n) -> (rows,
     (rows, n), cols = out.shape, coded.cols
     if not rows or not n:
         return
-    codes, floats, sizes = coded.codes.contiguous(), coded.floats.contiguous(), launching.tiles(cols, x.dtype)
+    codes, floats, sizes = coded.codes.contiguous(), coded.floats.contiguous(), tiles_of(cols, x.dtype)
     height, depth, vectors = sizes.rows, launching.side(sizes.depth, cols), launching.side(sizes.cols, n)
     said = {"ROWS": height, "COLS": depth, "VECTORS": vectors, **products_of(sizes)}
     grid = -(-rows // height), -(-n // vectors)

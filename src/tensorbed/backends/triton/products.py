@@ -91,6 +91,7 @@ def outer_parts(
     tl.store(out + place, total, mask=(row < height)[:, None] & (k < depth)[None, :])
 
 
+_HALVES = launching.Tiles(64, 64, 32, 4, 3)  # of products of half precision, which tensor cores always make
 _PIECES = 64  # of the columns at most that gradients are summed over apart from each other
 
 
@@ -99,7 +100,7 @@ def times(matrix: Tensor, x: Tensor, out: Tensor) -> None:  # (h, d), (p, d, w) 
     (height, depth), (parts, _, width) = matrix.shape, x.shape
     if not out.numel():
         return
-    columns, sizes = parts * width, launching.tiles(depth, x.dtype)
+    columns, sizes = parts * width, tiles_of(depth, x.dtype)
     tall, deep, wide = (
         launching.side(sizes.rows, height),
         launching.side(sizes.depth, depth),
@@ -114,7 +115,7 @@ def times(matrix: Tensor, x: Tensor, out: Tensor) -> None:  # (h, d), (p, d, w) 
 def add_outer(total: Tensor, grad: Tensor, x: Tensor) -> None:  # (h, d), (p, h, w), (p, d, w)
     """``total += sum_p grad[p] @ x[p].T``: pieces of the sum each by themselves, then all in their order."""
     (height, depth), (parts, _, width) = total.shape, x.shape
-    columns, sizes = parts * width, launching.tiles(depth, x.dtype)
+    columns, sizes = parts * width, tiles_of(depth, x.dtype)
     if not columns or not total.numel():
         return
     tall, wide, deep = (
@@ -132,6 +133,11 @@ def add_outer(total: Tensor, grad: Tensor, x: Tensor) -> None:  # (h, d), (p, h,
         HEIGHT=tall, DEPTH=wide, COLUMNS=deep,
     )  # fmt: skip
     total += room.sum(0)
+
+
+def tiles_of(depth: int, dtype: torch.dtype) -> launching.Tiles:
+    """For products of factors of this dtype."""
+    return launching.tiles(depth, dtype) if dtype == torch.float32 else _HALVES
 
 
 def products_of(sizes: launching.Tiles) -> dict[str, Any]:
