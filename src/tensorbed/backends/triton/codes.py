@@ -270,9 +270,11 @@ def _made(coded: Coded, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
     if isinstance(coded, Quantized):
         steps, *lengths, kind = _quantized(coded)
         said |= {**kind, "WIDEN": launching.halves_as_single()}
-        quantized_rows[grid](index, codes, steps, floats, out, count, coded.rows, cols, *lengths, **said)
+        with launching.current(out.device):
+            quantized_rows[grid](index, codes, steps, floats, out, count, coded.rows, cols, *lengths, **said)
     else:
-        product_rows[grid](index, codes, floats, out, count, coded.rows, cols, *floats.shape, **said)
+        with launching.current(out.device):
+            product_rows[grid](index, codes, floats, out, count, coded.rows, cols, *floats.shape, **said)
     return out
 
 
@@ -294,9 +296,11 @@ def scores(coded: Coded, x: Tensor, out: Tensor) -> None:  # (cols, n) -> (rows,
     grid = -(-rows // height), -(-n // vectors)
     if isinstance(coded, Quantized):
         steps, *lengths, kind = _quantized(coded)
-        quantized_scores[grid](codes, steps, floats, x, out, rows, cols, n, *lengths, **kind, **said)
+        with launching.current(out.device):
+            quantized_scores[grid](codes, steps, floats, x, out, rows, cols, n, *lengths, **kind, **said)
     else:
-        product_scores[grid](codes, floats, x, out, rows, cols, n, *floats.shape, **said)
+        with launching.current(out.device):
+            product_scores[grid](codes, floats, x, out, rows, cols, n, *floats.shape, **said)
 
 
 def sums(coded: Product, tables: Tensor, out: Tensor) -> None:  # (parts * words, n) -> (rows, n)
@@ -307,7 +311,8 @@ def sums(coded: Product, tables: Tensor, out: Tensor) -> None:  # (parts * words
     parts, words, _ = coded.floats.shape
     vectors = launching.side(_TILES.cols, n)
     height = _NUMBERS // vectors
-    entry_sums[(-(-rows // height), -(-n // vectors))](
-        coded.codes.contiguous(), tables, out, rows, n, parts, words, WIDEN=launching.halves_as_single(),
-        ROWS=height, VECTORS=vectors, **launching.options(_TILES),
-    )  # fmt: skip
+    with launching.current(out.device):
+        entry_sums[(-(-rows // height), -(-n // vectors))](
+            coded.codes.contiguous(), tables, out, rows, n, parts, words, WIDEN=launching.halves_as_single(),
+            ROWS=height, VECTORS=vectors, **launching.options(_TILES),
+        )  # fmt: skip

@@ -106,10 +106,11 @@ def times(matrix: Tensor, x: Tensor, out: Tensor) -> None:  # (h, d), (p, d, w) 
         launching.side(sizes.depth, depth),
         launching.side(sizes.cols, columns),
     )
-    times_many[(-(-columns // wide), -(-height // tall))](
-        matrix, x.contiguous(), out, height, depth, columns, width, *matrix.stride(), **products_of(sizes),
-        HEIGHT=tall, DEPTH=deep, COLUMNS=wide,
-    )  # fmt: skip
+    with launching.current(out.device):
+        times_many[(-(-columns // wide), -(-height // tall))](
+            matrix, x.contiguous(), out, height, depth, columns, width, *matrix.stride(), **products_of(sizes),
+            HEIGHT=tall, DEPTH=deep, COLUMNS=wide,
+        )  # fmt: skip
 
 
 def add_outer(total: Tensor, grad: Tensor, x: Tensor) -> None:  # (h, d), (p, h, w), (p, d, w)
@@ -128,10 +129,11 @@ def add_outer(total: Tensor, grad: Tensor, x: Tensor) -> None:  # (h, d), (p, h,
     piece = -(-columns // (pieces * deep)) * deep
     pieces = -(-columns // piece)
     room = launching.empty((pieces, height, depth), torch.float32, total.device)
-    outer_parts[(-(-height // tall), -(-depth // wide), pieces)](
-        grad.contiguous(), x.contiguous(), room, height, depth, columns, width, piece, **products_of(sizes),
-        HEIGHT=tall, DEPTH=wide, COLUMNS=deep,
-    )  # fmt: skip
+    with launching.current(total.device):
+        outer_parts[(-(-height // tall), -(-depth // wide), pieces)](
+            grad.contiguous(), x.contiguous(), room, height, depth, columns, width, piece, **products_of(sizes),
+            HEIGHT=tall, DEPTH=wide, COLUMNS=deep,
+        )  # fmt: skip
     total += room.sum(0)
 
 

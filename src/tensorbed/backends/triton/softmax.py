@@ -175,11 +175,12 @@ def absorb(
     room = launching.empty((2 if all_scores is None else 3, strips, cols), torch.float32, tile.device)
     sums = None if all_scores is None else room[2]
     said = {"SUMS": sums is not None, "COLS": width, **options}
-    absorb_strips[(strips, across)](
-        tile, target, weight, picked, room[0], room[1], sums, rows, cols, tile.stride(0), start, strip,
-        WEIGHTED=weight is not None, ROWS=_NUMBERS // width, **said,
-    )  # fmt: skip
-    absorb_merge[(across,)](room[0], room[1], sums, most, total, all_scores, strips, cols, STRIPS=_STRIPS, **said)
+    with launching.current(tile.device):
+        absorb_strips[(strips, across)](
+            tile, target, weight, picked, room[0], room[1], sums, rows, cols, tile.stride(0), start, strip,
+            WEIGHTED=weight is not None, ROWS=_NUMBERS // width, **said,
+        )  # fmt: skip
+        absorb_merge[(across,)](room[0], room[1], sums, most, total, all_scores, strips, cols, STRIPS=_STRIPS, **said)
 
 
 def differentiate(
@@ -205,11 +206,12 @@ def differentiate(
         return
     width = _width(cols)
     height = _NUMBERS // width
-    differentiate_tile[(-(-rows // height), -(-cols // width))](
-        tile, target, weight, lse, scale, smooth, share, rows, cols, tile.stride(0), start,
-        SMOOTH=smooth is not None, WEIGHTED=weight is not None, WIDEN=launching.halves_as_single(),
-        ROWS=height, COLS=width, **launching.options(_TILES),
-    )  # fmt: skip
+    with launching.current(tile.device):
+        differentiate_tile[(-(-rows // height), -(-cols // width))](
+            tile, target, weight, lse, scale, smooth, share, rows, cols, tile.stride(0), start,
+            SMOOTH=smooth is not None, WEIGHTED=weight is not None, WIDEN=launching.halves_as_single(),
+            ROWS=height, COLS=width, **launching.options(_TILES),
+        )  # fmt: skip
 
 
 def _width(cols: int) -> int:
