@@ -18,19 +18,13 @@ from pathlib import Path
 # Said, because Triton's own default changes with version 3.10.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
-from benchmarks.gpu_compile.calls import DTYPES, MODULES, RANKS, every_call
-from benchmarks.gpu_compile.compiling import TARGETS, Needs, compiled, kernels
+from benchmarks.gpu_compile.calls import DTYPES, MODULES, RANKS, Case, compiled_case
+from benchmarks.gpu_compile.compiling import TARGETS, Needs, kernels
 from benchmarks.gpu_compile.page import written
 
 PAGE = Path("docs/results/gpu.md")
-Case = tuple[str, str, int]  # target, dtype, rank
 Found = dict[Case, dict[str, list[Needs]]]
 _QUICK = (("sm_80", "gfx942"), (16,))
-
-
-def compile_case(case: Case) -> dict[str, list[Needs]]:
-    target, dtype, rank = case
-    return compiled(TARGETS[target], lambda: every_call(dtype, rank))
 
 
 def faults(found: Found) -> list[str]:
@@ -59,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     targets, ranks = _QUICK if asked.quick else (tuple(TARGETS), RANKS)
     cases: list[Case] = list(product(targets, DTYPES, ranks))
     with ProcessPoolExecutor(asked.processes, mp_context=get_context("spawn")) as pool:
-        found = dict(zip(cases, pool.map(compile_case, cases, chunksize=len(ranks)), strict=True))
+        found = dict(zip(cases, pool.map(compiled_case, cases, chunksize=len(ranks)), strict=True))
     said = faults(found)
     launches = sum(len(needs) for by_kernel in found.values() for needs in by_kernel.values())
     print(f"{launches} kernels compiled for {', '.join(targets)}: {len(said)} faults.")
