@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 import tensorbed as tb
+from benchmarks.gpu_compile.compiling import TARGETS, Needs, compiled
 from tensorbed.backends.coded import Product, Quantized
 from tensorbed.backends.triton import chain_kernels, codes, plan_kernels, products, softmax
 
 MODULES: tuple[ModuleType, ...] = (chain_kernels, plan_kernels, codes, products, softmax)
+Case = tuple[str, str, int]  # target, dtype, rank
 RANKS = (8, 16, 64, 128)
 SEVERAL = 16  # the rank of which several tables are computed at once: their number is a constant of the same kernels
 # Of single precision two ways: exact, and by tensor cores where torch was told that its products may be.
@@ -94,3 +96,9 @@ def every_call(name: str, rank: int) -> None:
             call(DTYPES[name], rank)
     finally:
         torch.backends.cuda.matmul.fp32_precision = before
+
+
+def compiled_case(case: Case) -> dict[str, list[Needs]]:
+    """What all of them need, for a target, a dtype and a rank."""
+    target, dtype, rank = case
+    return compiled(TARGETS[target], lambda: every_call(dtype, rank))
