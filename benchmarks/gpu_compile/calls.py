@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -62,7 +63,8 @@ def tables_of_codes(dtype: torch.dtype, rank: int) -> None:
 
 def chains(dtype: torch.dtype, rank: int) -> None:
     """Training steps of trains and rings, weighted bags of a low-rank table, and several trains at once."""
-    shape, said = ((20, 20, 25), (8, 8, 8)), {"impl": "triton", "dtype": dtype}
+    shape = ((20, 20, 25), (8, 8, 8))
+    said: Any = {"impl": "triton", "dtype": dtype}
     index, offsets = torch.arange(64) * 97 % 10_000, torch.arange(0, 64, 16)
     ring = tb.TensorRing(rank=min(rank, 16), shape=shape)  # whose sums are of rank times rank
     for format in (tb.TensorTrain(rank=rank, shape=shape), ring):

@@ -226,10 +226,10 @@ class _Passes:
     def _settle(self, group: Group, sums: Sums) -> Tensor:
         """The group's sums are complete."""
         lse = self.lse[group.at] = sums.most + sums.total.log()
-        losses = [None if loss is None else self._of_counted(loss, group) for loss in sums.losses(lse)]
-        self.loss[group.at], z_loss = losses
+        loss, z_loss = sums.losses(lse)
+        self.loss[group.at] = self._of_counted(loss, group)
         if self.z_loss is not None and z_loss is not None:
-            self.z_loss[group.at] = z_loss
+            self.z_loss[group.at] = self._of_counted(z_loss, group)
         return lse
 
     def _of_counted(self, loss: Tensor, group: Group) -> Tensor:  # (n,) -> (n,)
