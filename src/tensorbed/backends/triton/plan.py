@@ -207,10 +207,9 @@ def pooling_of(
 ) -> Bags:
     """Of rows, where there are no bounds, each index is a bag of its own."""
     if bounds is None:
-        at = torch.arange(plan.layout.total, device=plan.device)
-        first = [at] if len(counts) == 1 else at.split(list(counts))
-        of_tables = [part - part[:1] for part in first]
-        return Bags(of_tables[0] if len(counts) == 1 else torch.cat(of_tables), plan.kept, plan.kept, None)
+        # Every table gives as many rows.
+        own = torch.arange(plan.layout.total, device=plan.device) % counts[0]
+        return Bags(own, plan.kept, plan.kept, None)
     ends, starts = [], []
     for own, count in zip(bounds, counts, strict=True):
         starts.append(sum(counts[: len(starts)]))
