@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{launches} kernels compiled for {', '.join(targets)}: {len(said)} faults.")
     for fault in said:
         print(fault, file=sys.stderr)
-    if not asked.quick and not said:
+    if not asked.quick:
         asked.page.write_text(written(found), encoding="utf-8")
         print(f"written: {asked.page}")
     return 1 if said else 0

@@ -30,7 +30,7 @@ python -m benchmarks.gpu_compile
 
 Triton {version} compiled every kernel of the backend for {targets}, from the backend's own calls: {launches}
 launches of different types, constants and sizes. **Spilled: {spilled} bytes. Programs with more shared memory than
-their target has: {large}.** Otherwise the command fails and writes nothing.
+their target has: {large}.** Other numbers than 0 make the command fail.
 
 A cell has the registers of a thread for ranks {ranks}, of several launches of a kernel the most, and after the point
 the most KiB of shared memory that one program has. Targets have {limits}. Of NVIDIA's targets the numbers are
