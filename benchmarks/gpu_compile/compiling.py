@@ -129,7 +129,8 @@ def needs(kernel: Any, target: Target) -> Needs:
     assembly = kernel.asm["amdgcn"]
     sizes = {name: int(size) for name, size in re.findall(r"^\s+\.(\w+):\s+(\d+)$", assembly, re.MULTILINE)}
     spilled = 4 * (sizes["vgpr_spill_count"] + sizes["sgpr_spill_count"])
-    return Needs(sizes["vgpr_count"], spilled, sizes["group_segment_fixed_size"], warps)
+    # Most of it is asked for at the launch, and the assembly does not know of it.
+    return Needs(sizes["vgpr_count"], spilled, max(shared, sizes["group_segment_fixed_size"]), warps)
 
 
 def kernels(*modules: Any) -> set[str]:

@@ -28,7 +28,7 @@ class Tiles(NamedTuple):
 # By how products are rounded, then by the largest rank of a call. Exact products of single precision are made without
 # tensor cores, and hold whole rows and columns of their operands in registers: tiles of more than this would spill.
 _EXACT = Tiles(32, 32, 16, 4, 2)
-_BY_RANK = ((16, Tiles(64, 32, 16, 4, 2)), (2**31, Tiles(64, 64, 32, 8, 2)))
+_BY_RANK = ((16, Tiles(32, 32, 16, 4, 2)), (2**31, Tiles(64, 64, 32, 8, 2)))
 
 
 def tiles(rank: int, dtype: torch.dtype) -> Tiles:

@@ -17,7 +17,7 @@ from tensorbed.backends.triton.rounding import rounded
 
 _STRIPS = 64  # of a tile at most: as many as are merged at once
 _STRIP = 64  # rows of one at least
-_TILES = launching.Tiles(rows=32, cols=64, depth=1, warps=4, stages=2)
+_TILES = launching.Tiles(rows=16, cols=64, depth=1, warps=4, stages=2)
 _NUMBERS = _TILES.rows * _TILES.cols  # of a tile that a program has at once
 
 
