@@ -7,7 +7,7 @@ of the arithmetic, as tiles are small, and a few microseconds for each launch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from operator import mul
 
@@ -48,15 +48,19 @@ class Launch:
     multiply_adds: float
     bytes: float
     count: int = 1
+    widened: bool = False  # whether factors of half precision are multiplied in single
 
     def floor(self, device: Device, dtype: str) -> float:
         """Seconds at the peaks."""
-        return max(self.bytes / device.bandwidth, 2 * self.multiply_adds / device.operations[dtype])
+        return max(self.bytes / device.bandwidth, self._computed(device, dtype))
 
     def expected(self, device: Device, dtype: str) -> float:
         read = self.bytes / device.bandwidth / _SHARE_OF_BANDWIDTH
-        computed = 2 * self.multiply_adds / device.operations[dtype] / _SHARE_OF_ARITHMETIC
-        return max(read, computed) + self.count * _LAUNCH
+        return max(read, self._computed(device, dtype) / _SHARE_OF_ARITHMETIC) + self.count * _LAUNCH
+
+    def _computed(self, device: Device, dtype: str) -> float:
+        by = "float32" if self.widened and dtype == "bfloat16" else dtype
+        return 2 * self.multiply_adds / device.operations[by]
 
 
 @dataclass(frozen=True)
@@ -93,8 +97,10 @@ class _Sums:
         self._found: dict[str, Launch] = {}
 
     def add(self, name: str, multiply_adds: float, size: float, count: int = 1) -> None:
-        before = self._found.get(name, Launch(name, 0, 0, count))
-        self._found[name] = Launch(name, before.multiply_adds + multiply_adds, before.bytes + size, before.count)
+        # Left products are single precision, and so is what is multiplied with them.
+        before = self._found.get(name, Launch(name, 0, 0, count, widened=name != "extend by core 2"))
+        sums = {"multiply_adds": before.multiply_adds + multiply_adds, "bytes": before.bytes + size}
+        self._found[name] = replace(before, **sums)
 
     @property
     def launches(self) -> list[Launch]:
@@ -119,7 +125,7 @@ def _add_levels(table: Table, ids: torch.Tensor, itemsize: int, forward: _Sums, 
 
 def head(name: str, structure: Structure, workload: HeadWorkload, itemsize: int) -> Call:
     """The loss and its gradients by the way and the tiles that the library counts as cheapest."""
-    task = Task.of(structure, workload.tokens, _SINGLE, None, trains=True, at_once=True)
+    task = Task.of(structure, workload.tokens, _SINGLE, None, trains=True, at_once=True, on_device=True)
     tiling = choose(task)
     scoring: Scoring = tiling.scoring
     tiles = -(-structure.rows // tiling.height) * len(tiling.groups())

@@ -254,9 +254,10 @@ class Head(StructuredTable):
 
         Counted and not done: ``print(head.explain(1))``.
         """
-        found = explain(self.vocabulary(), vectors, self.memory_budget, training=training, reduction=reduction)
+        asked = replace(self.vocabulary(), impl=self.impl)
+        found = explain(asked, vectors, self.memory_budget, training=training, reduction=reduction)
         path = "reference, all logits at once" if self.impl == "reference" else found.path
-        return replace(found, path=path, impl=self.impl)
+        return replace(found, path=path)
 
     def vocabulary(self, bias: Tensor | None = None) -> Vocabulary:
         return super().vocabulary(self.bias if bias is None else bias)

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tensorbed.backends.triton import serving
 from tensorbed.checks import require_bool, require_int
 from tensorbed.structures.explanation import aligned, fewer
 from tensorbed.vocabulary.head_calls import check_hidden
@@ -89,6 +90,7 @@ def explain(
         raise ValueError(f"vectors={vectors}: a number of hidden vectors, or the vectors themselves.")
     itemsize = max(4, max(t.element_size() for t in vocabulary.tensors if t.is_floating_point()))
     asked = {"trains": training, "at_once": reduction != "none", "whole": not training}
+    asked["on_device"] = serving.asked_for(vocabulary.impl)
     task = Task.of(structure, vectors, itemsize, memory_budget, **asked)
     taken = choose(task)
     return ScoresExplanation(
@@ -104,4 +106,5 @@ def explain(
         height=taken.height,
         bytes=taken.numbers * itemsize,
         allowed=task.numbers * itemsize,
+        impl=vocabulary.impl,
     )

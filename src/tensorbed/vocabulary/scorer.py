@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensorbed.backends.triton import serving
 from tensorbed.dispatch import working_dtype
 from tensorbed.structures import Structure
 from tensorbed.vocabulary.tiling import Task, choose
@@ -78,6 +79,7 @@ class Scorer:
         self, vocabulary: Vocabulary, x: Tensor, memory_budget: int | None, softcap: float | None = None, **asked: bool
     ) -> None:
         self.softcap, dtype = softcap, vocabulary.dtype(x)
+        asked["on_device"] = dtype == torch.float32 and serving.serves(vocabulary.impl, x)
         task = Task.of(vocabulary.structure, x.shape[0], dtype.itemsize, memory_budget, **asked)
         self.tiling = tiling = choose(task)
         self.x = x.detach().to(dtype)  # (n, cols)
