@@ -55,3 +55,19 @@ def large_tiles(request, monkeypatch):
     """The interpreter takes milliseconds for a program of any size. Tests of tiles as they are have a marker for it."""
     if triton.interpreted and "tiles_as_they_are" not in request.keywords:
         monkeypatch.setattr(launching, "tiles", lambda rank, dtype: Tiles(1024, 128, 128, 4, 1))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_calls_of_kernels_parts():
+    """Without this the interpreter prepares its language anew for every function that a kernel calls, each time.
+
+    It has done so for the kernel, whose language is theirs.
+    """
+    if triton.absent() or not triton.interpreted:
+        yield
+        return
+    from triton.runtime.interpreter import InterpretedFunction
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpretedFunction, "__call__", lambda part, *given, **named: part.rewrite()(*given, **named))
+        yield
