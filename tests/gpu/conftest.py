@@ -11,6 +11,8 @@ import torch
 from guards import guarded
 
 from tensorbed.backends import triton
+from tensorbed.backends.triton import launching
+from tensorbed.backends.triton.launching import Tiles
 
 # Laws that ask every backend themselves.
 OF_EVERY_BACKEND = {"test_half_precision_is_rounded_once", "test_nothing_of_the_table_s_size_is_allocated"}
@@ -45,4 +47,27 @@ def guards(monkeypatch):
 def where_the_kernels_run():
     """New tensors are where the kernels run."""
     with torch.device("cpu" if triton.interpreted else "cuda"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def large_tiles(request, monkeypatch):
+    """The interpreter takes milliseconds for a program of any size. Tests of tiles as they are have a marker for it."""
+    if triton.interpreted and "tiles_as_they_are" not in request.keywords:
+        monkeypatch.setattr(launching, "tiles", lambda rank, dtype: Tiles(1024, 128, 128, 4, 1))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_calls_of_kernels_parts():
+    """Without this the interpreter prepares its language anew for every function that a kernel calls, each time.
+
+    It has done so for the kernel, whose language is theirs.
+    """
+    if triton.absent() or not triton.interpreted:
+        yield
+        return
+    from triton.runtime.interpreter import InterpretedFunction
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpretedFunction, "__call__", lambda part, *given, **named: part.rewrite()(*given, **named))
         yield

@@ -58,6 +58,17 @@ def assert_same(made, expected, leaves, units=None):
         assert_near(one, other, units=units)
 
 
+@pytest.mark.tiles_as_they_are
+@pytest.mark.parametrize("precision", ["ieee", "tf32"])
+def test_products_of_many_tiles(precision, monkeypatch):
+    """More rows, columns and terms than a tile has, of tiles as on a GPU. Interpreted, both are rounded alike."""
+    monkeypatch.setattr(launching, "precision", lambda: precision)
+    with guarded(monkeypatch) as guards:
+        cores, ids = drawn(WIDE, 23, torch.float32)
+        held = [guards.copy(core) for core in cores]
+        assert_same(compute([Table(WIDE, held, guards.copy(ids))]), rows_in_double(WIDE, held, ids), held)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
 def test_rows_and_gradients(chain, dtype, monkeypatch):

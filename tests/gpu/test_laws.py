@@ -7,11 +7,8 @@ import pytest
 import torch
 from samples import SAMPLES
 
-from tensorbed.backends import triton
 from tensorbed.backends.chain import ChainOfCores
 from tensorbed.backends.coded import Coded
-from tensorbed.backends.triton import launching
-from tensorbed.backends.triton.launching import Tiles
 from tensorbed.structures import registered
 from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, StructureLaws, TracingLaws, heads
 
@@ -19,13 +16,6 @@ CHAINS = [kind for kind in SAMPLES if registered()[kind].making is ChainOfCores]
 CODES = [kind for kind in SAMPLES if issubclass(registered()[kind].making or object, Coded)]
 SINGLE = tuple(replace(sample, dtype=torch.float32) for kind in CHAINS + CODES for sample in SAMPLES[kind])
 BACKEND = ("triton",)
-
-
-@pytest.fixture(autouse=True)
-def large_tiles(monkeypatch):
-    """The interpreter takes milliseconds for a program of any size; tiles as they are have tests of their own."""
-    if triton.interpreted:
-        monkeypatch.setattr(launching, "tiles", lambda rank, dtype: Tiles(1024, 128, 128, 4, 1))
 
 
 @pytest.mark.slow
