@@ -13,6 +13,7 @@ from tensorbed.backends.triton import products
 
 SIZES = [(1, 1, 1, 1), (5, 3, 4, 2), (2, 17, 33, 5), (7, 70, 40, 1), (3, 20, 100, 37)]  # parts, height, depth, width
 every_size = pytest.mark.parametrize("size", SIZES, ids=str)
+pytestmark = pytest.mark.tiles_as_they_are
 every_dtype = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype)[6:]
 )

@@ -13,6 +13,7 @@ if triton.reason:
 
 from tensorbed.backends.triton import codes
 
+pytestmark = pytest.mark.tiles_as_they_are
 every_dtype = pytest.mark.parametrize(
     "dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda dtype: str(dtype)[6:]
 )
