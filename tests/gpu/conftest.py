@@ -61,19 +61,23 @@ def large_tiles(request, monkeypatch):
 def quick_calls_of_kernels_parts():
     """Without this the interpreter prepares its language anew for every function that a kernel calls, each time.
 
-    It has done so for the kernel, whose language is theirs.
+    For those in one file once is enough.
     """
     if triton.absent() or not triton.interpreted:
         yield
         return
     from triton.runtime.interpreter import InterpretedFunction
 
-    prepared = InterpretedFunction.__call__
+    prepare, prepared = InterpretedFunction.__call__, set()
 
     def call(part, *given, **named):
-        ours = part.fn.__module__.startswith("tensorbed.")  # parts of Triton's own see another module of the language
-        return part.rewrite()(*given, **named) if ours else prepared(part, *given, **named)
+        if part.fn.__module__ in prepared:
+            return part.rewrite()(*given, **named)
+        if not part.fn.__module__.startswith("tensorbed"):  # a launch prepares ours, and after it nothing is left
+            prepared.add(part.fn.__module__)
+        return prepare(part, *given, **named)
 
+    prepared.update(f"tensorbed.backends.triton.{name}" for name in ("chain_kernels", "plan_kernels", "rounding"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(InterpretedFunction, "__call__", call)
         yield
