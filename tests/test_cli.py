@@ -33,7 +33,14 @@ def test_info_says_what_is_installed():
     lines = CliRunner().invoke(app, ["info"]).output.splitlines()
     assert f"tensorbed: {tensorbed.__version__}" in lines
     assert f"torch: {torch.__version__}" in lines
-    assert [line.split(":")[0] for line in lines] == ["tensorbed", "torch", "python", "threads", "kernels"]
+    assert [line.split(":")[0] for line in lines] == [
+        "tensorbed",
+        "torch",
+        "python",
+        "threads",
+        "kernels",
+        "GPU kernels",
+    ]
 
 
 def test_info_for_programs():

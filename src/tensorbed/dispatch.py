@@ -83,10 +83,15 @@ class Backend(ABC):
 
     name: str
     limits = "with everything"
+    checks_on_device = False  # whether an index outside the table is the device's error, which names no number
+
+    def absent(self, device: torch.device | None = None) -> str:
+        """Why it cannot be had, on this device or on any, and what to do, in one line; empty where it can."""
+        return ""
 
     @abstractmethod
     def knows(self, making: type | None, device: torch.device | None = None) -> bool:
-        """Whether it computes tables that are made of this, on that device or on any."""
+        """Whether it computes tables that are made of this: by its name, or where there is a device by ``"auto"``."""
 
     def shares(self, making: type | None) -> bool:
         """Whether it computes a row once, however often it is asked for."""
@@ -121,6 +126,8 @@ def chosen(asked: Asked, world: World) -> Backend:
         if named.takes(asked, world):
             return named
         if world is World.COMPILED or (world is World.EAGER and asked.ids.numel()):
+            if why := named.absent(asked.ids.device):
+                raise ValueError(f'impl="{named.name}" cannot be had: {why}; or use impl="auto".')
             tensors = (*asked.params.values(), asked.ids)
             kinds = {f"{type(t).__name__} of {str(t.dtype)[6:]} on {t.device}" for t in tensors}
             raise ValueError(

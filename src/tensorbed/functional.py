@@ -12,6 +12,7 @@ from tensorbed.backends.pooling import MODES, bounds_of, scale_by_frequency
 from tensorbed.backends.scores.scoring import scores_of_rows
 from tensorbed.checks import naming, require_integer_indices
 from tensorbed.dispatch import (
+    BACKENDS,
     Asked,
     World,
     checked_indices,
@@ -21,6 +22,7 @@ from tensorbed.dispatch import (
     working_dtype,
     world_of,
 )
+from tensorbed.indexing import reads_values
 from tensorbed.structures import Explanation, Params, Structure
 
 _INTEGERS = (torch.int64, torch.int32)
@@ -129,9 +131,10 @@ def request_bags(
             weights = weights.reshape(-1)
         world = world_of(index)
         bounds, ids = bounds_of(index, offsets, include_last_offset, world), index.reshape(-1)
-    if owner:  # whoever looks up checks too, and does not know the name
+    reads = world is World.EAGER and reads_values(ids.device)
+    if owner and (reads or world is not World.EAGER):  # whoever looks up checks too, and does not know the name
         ids = checked_indices(ids, structure.rows, world, owner)
-    if world is World.EAGER:
+    if reads:
         end = int(bounds[-1]) if bounds.shape[0] > 1 else 0
         if end < ids.shape[0]:  # torch's kernels would count what is beyond the last bag into it
             checked_indices(ids[end:], structure.rows, world)
@@ -149,7 +152,8 @@ def request_columns(
     world, bounds = world_of(ids), torch.arange(ids.shape[0] + 1, device=ids.device)
     columns = ids.T.contiguous()  # once, for all that reads the ids of one table
     low, high = [0] * len(tables), [0] * len(tables)
-    if world is World.EAGER and ids.shape[0]:
+    reads = world is World.EAGER and reads_values(ids.device)
+    if reads and ids.shape[0]:
         # One pass over all fields; the table at fault is looked for afterwards.
         low, high = (bound.tolist() for bound in torch.aminmax(columns, dim=1))
     asked = []
@@ -157,7 +161,7 @@ def request_columns(
     for (name, (structure, params, pooling)), column, least, most in fields:
         if world is not World.EAGER or least < 0 or most >= structure.rows:
             column = checked_indices(column, structure.rows, world, name)
-        table = request(structure, params, column, pooling.impl)._replace(checked=True)
+        table = request(structure, params, column, pooling.impl)._replace(checked=reads or world is not World.EAGER)
         if pooling.scale_grad_by_freq:
             table = table._replace(bounds=bounds, by_frequency=True)
         if pooling.padding_idx is not None:
@@ -285,10 +289,12 @@ def check_impl(structure: Structure, impl: str) -> None:
     """A way of computing rows that this structure knows, or an error that lists them."""
     if impl not in structure.impls:
         allowed = ", ".join(f'"{name}"' for name in structure.impls)
-        raise ValueError(f"impl={impl!r} for {structure.kind}: choose one of {allowed}.")
+        why = BACKENDS[impl].absent() if impl in BACKENDS else ""
+        reason = f" cannot be had: {why}; or" if why else ":"
+        raise ValueError(f"impl={impl!r} for {structure.kind}{reason} choose one of {allowed}.")
 
 
 def check_score_impl(impl: str) -> None:
     """A way of computing scores, or an error that lists them."""
-    if impl not in ("auto", "reference"):
-        raise ValueError(f'impl={impl!r}: choose one of "auto", "reference".')
+    if impl not in ("auto", "reference", "triton"):
+        raise ValueError(f'impl={impl!r}: choose one of "auto", "reference", "triton".')

@@ -19,6 +19,7 @@ First = Literal["slowest", "fastest"]
 Index = TypeVar("Index", Tensor, int)
 
 _INT64_MAX = 2**63 - 1
+CHECKED_BY_DEVICE = frozenset({"cuda"})  # and ROCm's, which go by this name
 
 
 def unravel(index: Index, factors: Sequence[int], *, first: First = "slowest") -> tuple[Index, ...]:
@@ -75,19 +76,31 @@ def digits(index: Index, factors: Sequence[int], order: Sequence[int] | None = N
     return tuple(found[k] for k in range(len(factors)))
 
 
+def reads_values(device: torch.device) -> bool:
+    """Whether checks look at numbers there. On a GPU the host would have to wait for them, and the device checks."""
+    return device.type not in CHECKED_BY_DEVICE
+
+
 def check_range(index: Tensor, size: int, *, what: str = "index") -> Tensor:
-    """Return ``index``, or raise ``IndexError`` with the first offending value and the bound."""
-    if index.numel():
+    """Return ``index``, or raise ``IndexError`` with the first offending value and the bound.
+
+    On a GPU the device itself fails, once it comes to it, as in ``torch.nn.Embedding`` there.
+    """
+    if index.numel() and not reads_values(index.device):
+        torch._assert_async(((index >= 0) & (index < size)).all(), out_of_range(None, size, what))
+    elif index.numel():
         low, high = (int(v) for v in torch.aminmax(index))
         if low < 0 or high >= size:
-            raise IndexError(_out_of_range(low if low < 0 else high, size, what))
+            raise IndexError(out_of_range(low if low < 0 else high, size, what))
     return index
 
 
-def _out_of_range(value: int, size: int, what: str) -> str:
-    hint = "; negative indices do not wrap around" if value < 0 else ""
+def out_of_range(value: int | None, size: int, what: str = "index") -> str:
+    """What is said of an index or a digit outside of its table or factor, ``None`` where nobody knows which it is."""
+    hint = "; negative indices do not wrap around" if value is not None and value < 0 else ""
     table = f"a table of {size} rows" if what == "index" else f"a factor of {size}"
-    return f"{what} {value} is out of range for {table} (valid: 0 to {size - 1}){hint}."
+    shown = f"some {what}" if value is None else f"{what} {value}"
+    return f"{shown} is out of range for {table} (valid: 0 to {size - 1}){hint}."
 
 
 def _checked(value: Index, size: int, what: str) -> Index:
@@ -98,7 +111,7 @@ def _checked(value: Index, size: int, what: str) -> Index:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{what} must be an int or an integer tensor, got {value!r} ({type(value).__name__}).")
     if not 0 <= value < size:
-        raise IndexError(_out_of_range(value, size, what))
+        raise IndexError(out_of_range(value, size, what))
     return value
 
 

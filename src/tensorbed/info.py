@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from tensorbed._version import __version__
-from tensorbed.backends import native
+from tensorbed.backends import native, triton
 
 _REMEDY = 'install a C++ compiler and run "pip install --force-reinstall --no-deps ." to get them'
 
@@ -37,6 +37,25 @@ class Kernels:
 
 
 @dataclass(frozen=True)
+class GpuKernels:
+    """The kernels for GPUs: with what they run, or the ``reason`` why they cannot."""
+
+    available: bool
+    reason: str = ""
+    triton: str = ""
+    interpreted: bool = False
+    measured: bool = False
+    devices: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.available:
+            return f"none ({self.reason})"
+        where = "interpreted on the CPU (TRITON_INTERPRET=1)" if self.interpreted else ", ".join(self.devices)
+        named = "" if self.measured else ', for impl="triton" alone: this version has no result of make gpu'
+        return f"triton {self.triton}, {where}{named}"
+
+
+@dataclass(frozen=True)
 class Info:
     """What ``tensorbed info`` prints."""
 
@@ -47,6 +66,7 @@ class Info:
     threads: int
     cpus: int
     kernels: Kernels
+    gpu_kernels: GpuKernels
 
     def as_dict(self) -> dict[str, Any]:
         """The same facts for JSON."""
@@ -55,7 +75,8 @@ class Info:
     def __str__(self) -> str:
         return (
             f"tensorbed: {self.tensorbed}\ntorch: {self.torch}\npython: {self.python}, {self.platform}\n"
-            f"threads: {self.threads} (of {self.cpus} CPUs)\nkernels: {self.kernels}"
+            f"threads: {self.threads} (of {self.cpus} CPUs)\nkernels: {self.kernels}\n"
+            f"GPU kernels: {self.gpu_kernels}"
         )
 
 
@@ -73,4 +94,18 @@ def info() -> Info:
         threads=torch.get_num_threads(),
         cpus=os.cpu_count() or 1,
         kernels=kernels,
+        gpu_kernels=_gpu_kernels(),
+    )
+
+
+def _gpu_kernels() -> GpuKernels:
+    why = triton.absent()
+    devices = () if why or triton.interpreted else range(torch.cuda.device_count())
+    return GpuKernels(
+        available=not why,
+        reason=why,
+        triton=triton.version(),
+        interpreted=triton.interpreted,
+        measured=triton.measured,
+        devices=tuple(torch.cuda.get_device_name(at) for at in devices if not triton.absent(torch.device("cuda", at))),
     )

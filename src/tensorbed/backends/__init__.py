@@ -6,6 +6,8 @@ One for another device is a class of :class:`tensorbed.dispatch.Backend` that is
 from tensorbed.backends.native.chains import Native
 from tensorbed.backends.reference import Reference
 from tensorbed.backends.torch import Torch
+from tensorbed.backends.triton.backend import Triton
 from tensorbed.dispatch import BACKENDS
 
-BACKENDS.update({backend.name: backend for backend in (Reference(), Torch(), Native())})  # the last is asked first
+# The last is asked first.
+BACKENDS.update({backend.name: backend for backend in (Reference(), Torch(), Native(), Triton())})

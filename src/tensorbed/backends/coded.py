@@ -8,6 +8,7 @@ on is settled here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -17,10 +18,13 @@ from torch import Tensor
 from tensorbed.backends import native
 from tensorbed.backends.native import TYPES
 from tensorbed.backends.native.chains import unready
+from tensorbed.backends.triton import serving
 from tensorbed.dispatch import differentiable_once, full_precision, working_dtype
 
 if TYPE_CHECKING:
     from tensorbed import _native
+
+Made = Callable[["Coded", Tensor], Tensor]  # rows (n, cols) of a table for indices (n,)
 
 
 @dataclass(frozen=True)
@@ -60,10 +64,14 @@ class Coded(ABC):
         for tensor in (self.floats, *self.constants.values()):
             if unready((tensor,), tensor.dtype) is not None or not tensor.is_contiguous():
                 return False
-        return self._fits()
+        return self.fits()
+
+    def are_on(self, device: torch.device) -> bool:
+        """Whether all tensors are there."""
+        return all(tensor.device == device for tensor in (self.floats, *self.constants.values()))
 
     @abstractmethod
-    def _fits(self) -> bool:
+    def fits(self) -> bool:
         """Whether sizes are such that nothing is read beside the tensors; PyTorch says else what is wrong."""
 
     @abstractmethod
@@ -84,8 +92,10 @@ class Coded(ABC):
         return alike and not trains and self.known()
 
     @abstractmethod
-    def gradient(self, index: Tensor, grad: Tensor) -> Tensor:  # (n,), (n, cols) -> like floats
-        """Of :attr:`floats`, for that of the rows."""
+    def gradient(
+        self, index: Tensor, grad: Tensor, made: Made | None = None
+    ) -> Tensor:  # (n,), (n, cols) -> like floats
+        """Of :attr:`floats`, for that of the rows; ``made`` makes rows, by default the compiled kernels do."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +113,7 @@ class Quantized(Coded):
     group: int
     bits: int
 
-    def _fits(self) -> bool:
+    def fits(self) -> bool:
         groups = (self.rows, -(-self.cols // self.group))
         return (
             self.codes.shape[1] == (self.cols if self.bits == 8 else -(-self.cols // 2))
@@ -119,9 +129,9 @@ class Quantized(Coded):
         )
         return found
 
-    def gradient(self, index: Tensor, grad: Tensor) -> Tensor:
+    def gradient(self, index: Tensor, grad: Tensor, made: Made | None = None) -> Tensor:
         wide = grad.to(torch.promote_types(grad.dtype, torch.float32))
-        shares = _made(replace(self, floats=torch.ones_like(self.floats, dtype=wide.dtype)), index)
+        shares = (made or _made)(replace(self, floats=torch.ones_like(self.floats, dtype=wide.dtype)), index)
         each = (shares * wide).sum(1, keepdim=True)
         return torch.zeros_like(self.floats, dtype=wide.dtype).index_add_(0, index, each).to(self.floats.dtype)
 
@@ -160,11 +170,11 @@ class Product(Coded):
         )
         return found
 
-    def _fits(self) -> bool:
+    def fits(self) -> bool:
         parts, _, width = self.floats.shape
         return self.codes.shape[1] == parts and parts * width == self.cols
 
-    def gradient(self, index: Tensor, grad: Tensor) -> Tensor:
+    def gradient(self, index: Tensor, grad: Tensor, made: Made | None = None) -> Tensor:
         parts, words, width = self.floats.shape
         wide = grad.to(torch.promote_types(grad.dtype, torch.float32)).reshape(-1, width)
         places = self.codes.index_select(0, index).long() + torch.arange(parts, device=index.device) * words
@@ -204,13 +214,16 @@ class _Rows(torch.autograd.Function):
         return None, None, coded.gradient(index, grad)
 
 
-def by_kernel(kernel: Literal["scores", "sums"], block: Coded, x: Tensor, out: Tensor) -> bool:
+def by_kernel(kernel: Literal["scores", "sums"], block: Coded, x: Tensor, out: Tensor, impl: str = "auto") -> bool:
     """Write ``rows @ x``, or of tables ``x`` the sum of the entries that each row's codes name, if the kernels can.
 
     Shape:
         - x: ``(cols, n)``, or tables ``(parts * words, n)``
         - out: ``(rows, n)``
     """
+    if serving.serves(impl, out) and x.dtype == out.dtype and x.is_contiguous() and out.is_contiguous():
+        getattr(serving.codes(), kernel)(block, x, out)
+        return True
     ready = unready((x, out), out.dtype) is None and x.is_contiguous() and out.is_contiguous()
     ready &= out.dtype in (torch.float32, torch.float64) and block.floats.dtype == out.dtype
     if not ready or not block.known():

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tensorbed.checks import require_integer_indices
 from tensorbed.dispatch import Asked, World, working_dtype
+from tensorbed.indexing import check_range, reads_values
 
 MODES = ("sum", "mean", "max")
 
@@ -49,6 +50,11 @@ def _checked_bounds(bounds: Tensor, indices: int, world: World) -> Tensor:
 
 
 def _check_bounds(bounds: Tensor, indices: int) -> Tensor:
+    if not reads_values(bounds.device):
+        begins = (bounds[0] == 0) | ((bounds[0] <= indices) if bounds.shape[0] == 1 else False)
+        told = f"offsets must begin at 0, must not fall and must stay within the {indices} indices."
+        torch._assert_async(begins & (bounds.diff() >= 0).all() & (bounds[-1] <= indices), told)
+        return bounds
     first, last, falls = int(bounds[0]), int(bounds[-1]), bool((bounds.diff() < 0).any())
     if first != 0 and (bounds.shape[0] > 1 or first > indices):
         raise ValueError(f"offsets begins with {first}: the first bag begins at 0.")
@@ -120,6 +126,7 @@ def pooled_or_padded(rows_of: Callable[[Tensor], Tensor], asked: Asked) -> Tenso
 
 def pool_unique(rows_of: Callable[[Tensor], Tensor], asked: Asked) -> Tensor:  # -> (bags, cols)
     """Each row once, as a small table for torch's own bag kernels: no row is written once an index."""
+    asked = _within_bags(asked)
     unique, inverse, times = torch.unique(asked.ids, return_inverse=True, return_counts=True)
     rows = rows_of(unique)
     # torch's kernels add up the gradients of half precisions in half precision: pool in single.
@@ -139,6 +146,15 @@ def pool_unique(rows_of: Callable[[Tensor], Tensor], asked: Asked) -> Tensor:  #
         padding_idx=padding,
     )
     return pooled.to(rows.dtype)
+
+
+def _within_bags(asked: Asked) -> Asked:
+    """Without indices beyond the last bag, which torch's kernels would count into it: where nobody has looked yet."""
+    if asked.bounds is None or reads_values(asked.ids.device):
+        return asked
+    check_range(asked.ids, asked.table.rows)
+    end = int(asked.bounds[-1]) if asked.bounds.shape[0] > 1 else 0
+    return asked._replace(ids=asked.ids[:end], weights=None if asked.weights is None else asked.weights[:end])
 
 
 def scale_by_frequency(rows: Tensor, index: Tensor, world: World) -> Tensor:  # (*, cols), (*) -> (*, cols)

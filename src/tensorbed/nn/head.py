@@ -36,7 +36,8 @@ class Head(StructuredTable):
         format: for instance ``tb.TensorTrain(rank=16)`` or ``tb.LowRank(ratio=8)``.
         bias: whether each class has a number added to its score; zero at birth.
         std: standard deviation of the table at birth, by default ``1 / sqrt(in_features)``; see :class:`Embedding`.
-        impl: ``"auto"`` chooses by counted cost, ``"reference"`` makes all logits in plain PyTorch.
+        impl: ``"auto"`` chooses by counted cost, ``"reference"`` makes all logits in plain PyTorch, ``"triton"`` takes
+            the kernels for GPUs where there are some for what ``"auto"`` chooses.
         memory_budget: bytes that the loss may take for intermediate numbers; by default a third of what the logits of
             the batch would take, at most 1 GiB.
 
@@ -201,10 +202,10 @@ class Head(StructuredTable):
         """
         vocabulary, budget = self.vocabulary(), self.memory_budget
         if task == "topk":
-            return topk_of(vocabulary, h, memory_budget=budget, **options)
+            return topk_of(vocabulary, h, memory_budget=budget, impl=self.impl, **options)
         if task == "sample":
             said = Options(softcap=options.pop("softcap"), memory_budget=budget)
-            return sample_of(vocabulary, h, options=said, **options)
+            return sample_of(vocabulary, h, options=said, impl=self.impl, **options)
         if task == "loss" or (not task and target is not None):
             class_weight = options.pop("class_weight", None)
             if unknown := [name for name in options if name not in Options.__dataclass_fields__]:
@@ -301,8 +302,10 @@ class Head(StructuredTable):
 
         It is counted and not done: ``print(head.explain(1))``.
         """
-        found = explain(self.vocabulary(), vectors, self.memory_budget, training=training, reduction=reduction)
-        return replace(found, path="reference, all logits at once") if self.impl == "reference" else found
+        asked = replace(self.vocabulary(), impl=self.impl)
+        found = explain(asked, vectors, self.memory_budget, training=training, reduction=reduction)
+        path = "reference, all logits at once" if self.impl == "reference" else found.path
+        return replace(found, path=path)
 
     def vocabulary(self, bias: Tensor | None = None) -> Vocabulary:
         """The table as what hidden vectors are scored against, with this head's bias or another."""

@@ -174,13 +174,13 @@ class ComposedMatrix(Structure):
         ]
 
     def _open(
-        self, ways: Sequence[Scoring], tensors: Sequence[Tensor], dtype: torch.dtype, keeps: bool
+        self, ways: Sequence[Scoring], tensors: Sequence[Tensor], dtype: torch.dtype, keeps: bool, impl: str = "auto"
     ) -> JoinedScores:
         own, rest, tables = len(self.own), list(tensors), []
         order = self.scored_rows(rest[:own])
         del rest[:own]
         for way, names in zip(ways, self.names, strict=True):
-            tables.append(way.open(rest[: len(names)], dtype, keeps))
+            tables.append(way.open(rest[: len(names)], dtype, keeps, impl))
             del rest[: len(names)]
         return JoinedScores(tables, order, constants=own)
 

@@ -83,13 +83,13 @@ def dense_loss(head: Head, h: Tensor, target: Tensor, **terms: Any) -> Tensor:
     return (loss + (z.sum() if reduction == "sum" else z.sum() / counted.sum())).to(h.dtype)
 
 
-def vectors(draw: Draw, *shape: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+def vectors(draw: Draw, *shape: int, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor]:
     """Hidden vectors that give scores of size 1, and targets, some of them ignored."""
     h = draw.normal(*shape, draw.sample.cols) / draw.sample.cols**0.5
     target = draw.index(*shape)
     if target.numel() > 4:
         target.view(-1)[3:5] = torch.tensor([-100, min(1, draw.sample.rows - 1)])
-    return h.to(dtype).requires_grad_(), target
+    return h.to(dtype or draw.sample.dtype).requires_grad_(), target
 
 
 class HeadLaws(Conformance):

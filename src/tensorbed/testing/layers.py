@@ -197,9 +197,9 @@ class BagParity(Conformance):
         index, offsets = draw.index(3012), torch.tensor([0, 5, 5, 12])
         index[12:] = index[0]
         for mode in ("mean", "max"):
-            layer = make(sample, EmbeddingBag, mode=mode, impl=impl)
+            layer = make(sample, EmbeddingBag, dtype=torch.float64, mode=mode, impl=impl)
             leaves, exact = leaves_of(layer), layer(index, offsets)
-            grad = draw.normal(*exact.shape)
+            grad = draw.normal(*exact.shape, dtype=torch.float64)
             wanted = [g.to(dtype) for g in torch.autograd.grad(exact, leaves, grad)] if leaves else []
             out = layer.to(dtype)(index, offsets)
             # Adding up n numbers one by one is off by n / 2 units at the worst.
@@ -221,9 +221,10 @@ class BagParity(Conformance):
             (empty.reshape(3, 0), None),
         ]
         for index, offsets in calls:
-            weights = torch.ones(index.shape, dtype=torch.float64, requires_grad=True)
+            weights = torch.ones(index.shape, dtype=sample.dtype, requires_grad=True)
             out = layer(index, offsets, weights)
-            assert torch.equal(out, torch.zeros(len(index if offsets is None else offsets), sample.cols).double())
+            bags = len(index if offsets is None else offsets)
+            assert torch.equal(out, torch.zeros(bags, sample.cols, dtype=sample.dtype))
             assert torch.equal(means(index, offsets), out)
             out.sum().backward()
             assert weights.grad is not None

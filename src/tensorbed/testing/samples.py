@@ -23,11 +23,12 @@ from tensorbed.structures.formats import Budget, RankedFormat
 
 @dataclass(frozen=True)
 class Sample:
-    """A format bound to one size."""
+    """A format bound to one size; laws that say nothing of precision hold in ``dtype``."""
 
     format: Format
     rows: int
     cols: int
+    dtype: torch.dtype = torch.float64
 
     @property
     def structure(self) -> Structure:
@@ -48,6 +49,7 @@ class Conformance:
     """Parametrises inherited tests: ``sample`` over the class's samples, ``impl`` over each one's :func:`backends`."""
 
     samples: ClassVar[Sequence[Sample]] = ()
+    impls: ClassVar[Sequence[str] | None] = None  # these backends alone, where it is about them
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Called by pytest for each test of the class."""
@@ -60,7 +62,8 @@ class Conformance:
         with_impl = "impl" in metafunc.fixturenames
         cases: list[tuple[Any, ...]] = []
         for group in _by_kind(samples):
-            impls: list[Any] = [(impl,) for impl in backends(group[0].structure)] if with_impl else [()]
+            known = backends(group[0].structure) if self.impls is None else self.impls
+            impls: list[Any] = [(impl,) for impl in known] if with_impl else [()]
             for turn, impl in enumerate(impls):
                 for k in range(max(len(group), len(values))):
                     sample, value = group[(k + turn) % len(group)], values[k % len(values)]
@@ -163,14 +166,17 @@ def keeps_rows(structure: Structure) -> bool:
 
 
 class Draw:
-    """Random tensors for a sample, the same at every run; the table has entries of size 1."""
+    """Random tensors for a sample, the same at every run on every device; the table has entries of size 1.
+
+    They are drawn on the CPU and then on torch's default device.
+    """
 
     def __init__(self, sample: Sample, seed: int) -> None:
         self.sample, self.structure = sample, sample.structure
         self.budget = Budget(sample.rows, sample.cols)
         self.generator = torch.Generator().manual_seed(seed)
 
-    def params(self, dtype: torch.dtype = torch.float64, *, grad: bool = True) -> dict[str, Tensor]:
+    def params(self, dtype: torch.dtype | None = None, *, grad: bool = True) -> dict[str, Tensor]:
         """Tensors of the structure, drawn or, where it cannot be, fitted to a drawn table."""
         specs = self.structure.tensors()
         if self.structure.can_initialise:
@@ -178,28 +184,30 @@ class Draw:
             self.structure.initialise(tensors, 1.0, self.generator)
         else:
             tensors = _fitted_params(self.sample)
-        return {
-            s.name: tensors[s.name].to(s.dtype or dtype, copy=True).requires_grad_(grad and s.trainable) for s in specs
-        }
+        device, dtype = torch.get_default_device(), dtype or self.sample.dtype
+        copies = {s.name: tensors[s.name].to(device, s.dtype or dtype, copy=True) for s in specs}
+        return {s.name: copies[s.name].requires_grad_(grad and s.trainable) for s in specs}
 
     def undrawn(self, dtype: torch.dtype) -> dict[str, Tensor]:
         """Tensors of the structure before they are drawn, with what its format knows of them."""
-        empty = {s.name: torch.empty(s.shape, dtype=s.dtype or dtype) for s in self.structure.tensors()}
+        specs = self.structure.tensors()
+        empty = {s.name: torch.empty(s.shape, dtype=s.dtype or dtype, device="cpu") for s in specs}
         return {**empty, **self.sample.format.constants(self.structure)}
 
-    def normal(self, *shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-        return torch.randn(shape, generator=self.generator, dtype=torch.float64).to(dtype)
+    def normal(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
+        drawn = torch.randn(shape, generator=self.generator, dtype=torch.float64, device="cpu")
+        return drawn.to(torch.get_default_device(), dtype or self.sample.dtype)
 
     def index(self, *shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
         """Indices with repetitions, the first and the last row among them where there is room."""
-        drawn = torch.randint(0, self.sample.rows, shape, generator=self.generator)
+        drawn = torch.randint(0, self.sample.rows, shape, generator=self.generator, device="cpu")
         if drawn.numel() >= 4:
             flat = drawn.view(-1)
             flat[0], flat[1], flat[2] = 0, self.sample.rows - 1, flat[3]
-        return drawn.to(dtype)
+        return drawn.to(torch.get_default_device(), dtype)
 
 
-def make(sample: Sample, kind: type[Any] = Embedding, *, dtype: torch.dtype = torch.float64, **options: Any) -> Any:
+def make(sample: Sample, kind: type[Any] = Embedding, *, dtype: torch.dtype | None = None, **options: Any) -> Any:
     """A layer whose table has entries of size 1; a head has a drawn bias."""
     torch.manual_seed(0)
     if sample.structure.can_initialise:
@@ -209,7 +217,7 @@ def make(sample: Sample, kind: type[Any] = Embedding, *, dtype: torch.dtype = to
         layer = copy.deepcopy(_fitted(sample, kind, **options))  # type: ignore[arg-type]
     if kind is Head:
         layer.bias = nn.Parameter(Draw(sample, seed=0).normal(sample.rows))
-    return layer.to(dtype)
+    return layer.to(dtype or sample.dtype)
 
 
 @cache

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from tensorbed.backends.triton import serving
 from tensorbed.checks import require_bool, require_int
 from tensorbed.structures.explanation import aligned, fewer
 from tensorbed.vocabulary.head_calls import check_hidden
@@ -30,6 +31,7 @@ class ScoresExplanation:
         group, height: vectors and rows of a tile.
         bytes: held at once, about.
         allowed: the budget; where nothing fits into it, what takes least is taken.
+        impl: the backend that was asked for.
     """
 
     kind: str
@@ -44,6 +46,7 @@ class ScoresExplanation:
     height: int
     bytes: int
     allowed: int
+    impl: str = "auto"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and dicts, for JSON."""
@@ -58,6 +61,8 @@ class ScoresExplanation:
         ]
         for name, cost in sorted(self.considered.items(), key=lambda item: item[1])[:6]:
             lines.append((f"counted cost of {name}", f"{cost:,.0f}", "<- taken" if name == self.path else ""))
+        if self.impl != "auto":
+            lines.append(("backend", self.impl, "as asked"))
         if self.path not in self.considered:
             lines.append(("path", self.path, "<- taken"))
         tile = f"tiles of {self.group:,} vectors x {self.height:,} rows, "
@@ -85,6 +90,7 @@ def explain(
         raise ValueError(f"vectors={vectors}: a number of hidden vectors, or the vectors themselves.")
     itemsize = max(4, max(t.element_size() for t in vocabulary.tensors if t.is_floating_point()))
     asked = {"trains": training, "at_once": reduction != "none", "whole": not training}
+    asked["on_device"] = serving.asked_for(vocabulary.impl)
     task = Task.of(structure, vectors, itemsize, memory_budget, **asked)
     taken = choose(task)
     return ScoresExplanation(
@@ -100,4 +106,5 @@ def explain(
         height=taken.height,
         bytes=taken.numbers * itemsize,
         allowed=task.numbers * itemsize,
+        impl=vocabulary.impl,
     )

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensorbed.backends import triton
+from tensorbed.backends.triton import serving
 from tensorbed.dispatch import World, working_dtype
 from tensorbed.structures import Structure
 from tensorbed.structures.registry import read, registered
@@ -18,7 +20,7 @@ from tensorbed.vocabulary import sampling
 from tensorbed.vocabulary.loss import Asked, Options, differentiate, evaluate, in_dtypes
 from tensorbed.vocabulary.scorer import Vocabulary
 
-_TABLE = "Tensor[] tensors, Tensor? bias, Tensor? padding_row, str structure, int padding_idx"
+_TABLE = "Tensor[] tensors, Tensor? bias, Tensor? padding_row, str structure, int padding_idx, str impl"
 # What both passes are told, in the order of :func:`traced`.
 _ASKED = (
     f"Tensor x, Tensor? target, Tensor? class_weight, {_TABLE}, bool[] needs, str reduction, float[] terms, "
@@ -49,8 +51,17 @@ def traced_topk(v: Vocabulary, x: Tensor, k: int, memory_budget: int | None) -> 
     return found
 
 
-def check_targets(target: Tensor, classes: int, ignore_index: int | None) -> None:
-    """Every target a class or ignored; ``IndexError`` that shows the first which is neither."""
+def check_targets(target: Tensor, classes: int, ignore_index: int | None, impl: str = "auto") -> None:
+    """Every target a class or ignored; ``IndexError`` that shows the first which is neither.
+
+    By kernels of a device it comes without a wait: as an error of the device, later, that shows no number.
+    """
+    if serving.asked_for(impl) and not triton.absent(target.device):
+        valid = (target >= 0) & (target < classes)
+        if ignore_index is not None:
+            valid |= target == ignore_index
+        torch._assert_async(valid.all(), f"a target is out of range for {classes} classes (valid: 0 to {classes - 1}).")
+        return
     low, high = map(int, torch.aminmax(target)) if target.numel() else (0, 0)
     if low >= 0 and high < classes:  # as almost always
         return
@@ -63,13 +74,13 @@ def check_targets(target: Tensor, classes: int, ignore_index: int | None) -> Non
         raise IndexError(f"target {first} is out of range for {classes} classes (valid: 0 to {classes - 1}{ignored}).")
 
 
-def checked_targets(target: Tensor, classes: int, ignore_index: int | None, world: World) -> Tensor:
+def checked_targets(target: Tensor, classes: int, ignore_index: int | None, world: World, impl: str = "auto") -> Tensor:
     """Checked where there are values, or by an operator when a graph runs."""
     if world is World.COMPILED:
         checked: Tensor = _check_op(target, classes, ignore_index)
         return checked
     if world is World.EAGER:
-        check_targets(target, classes, ignore_index)
+        check_targets(target, classes, ignore_index, impl)
     return target
 
 
@@ -84,16 +95,23 @@ def _(target: Tensor, classes: int, ignore_index: int | None) -> Tensor:
     return torch.empty_like(target)
 
 
-def _table(v: Vocabulary) -> tuple[list[Tensor], Tensor | None, Tensor | None, str | None, int]:
+def _table(v: Vocabulary) -> tuple[Any, ...]:
     """A vocabulary as operators take it."""
-    return list(v.tensors), v.bias, v.padding_row, v.structure.text, -1 if v.padding_idx is None else v.padding_idx
+    padding_idx = -1 if v.padding_idx is None else v.padding_idx
+    return list(v.tensors), v.bias, v.padding_row, v.structure.text, padding_idx, v.impl
 
 
 def _vocabulary(
-    tensors: Sequence[Tensor], bias: Tensor | None, padding_row: Tensor | None, structure: str, padding_idx: int
+    tensors: Sequence[Tensor],
+    bias: Tensor | None,
+    padding_row: Tensor | None,
+    structure: str,
+    padding_idx: int,
+    impl: str,
 ) -> Vocabulary:
     """The inverse."""
-    return Vocabulary(read(structure), tuple(tensors), bias, None if padding_idx < 0 else padding_idx, padding_row)
+    padding = None if padding_idx < 0 else padding_idx
+    return Vocabulary(read(structure), tuple(tensors), bias, padding, padding_row, impl)
 
 
 def _asked(x: Any, target: Tensor | None, class_weight: Tensor | None, tensors: Any, bias: Any, *said: Any) -> Asked:
@@ -107,7 +125,7 @@ def _asked(x: Any, target: Tensor | None, class_weight: Tensor | None, tensors: 
 
 def _makes_gradients(given: Sequence[Any]) -> bool:
     """Whether forward does."""
-    needs, reduction = given[8:10]
+    needs, reduction = given[9:11]
     return given[1] is not None and any(needs) and reduction != "none"
 
 
@@ -120,7 +138,7 @@ def _fake_gradients(given: Sequence[Any]) -> list[Tensor]:
     """They keep the dtype computed in until the incoming gradient was multiplied with them."""
     x, _, _, tensors, bias = given[:5]
     like = torch.empty_like(x, dtype=working_dtype(x, *tensors))
-    pairs = zip((x, bias, *tensors), given[8], strict=True)
+    pairs = zip((x, bias, *tensors), given[9], strict=True)
     return [like.new_empty(of.shape if need and of is not None else 0) for of, need in pairs]
 
 
@@ -128,7 +146,7 @@ def _fake_gradients(given: Sequence[Any]) -> list[Tensor]:
 def _computed_op(*given: Any) -> list[Tensor]:
     asked = _asked(*given)
     if asked.target is not None:
-        check_targets(asked.target, asked.structure.rows, asked.options.ignore_index)
+        check_targets(asked.target, asked.structure.rows, asked.options.ignore_index, asked.vocabulary.impl)
     out, lse, grads = evaluate(asked)
     if lse is None:
         return [out]
@@ -145,7 +163,7 @@ def _(*given: Any) -> list[Tensor]:
     if target is None:
         return [x.new_empty(x.shape[0], read(given[6]).rows)]
     lse = x.new_empty(x.shape[0], dtype=working_dtype(x, *tensors))
-    loss = torch.empty_like(lse) if given[9] == "none" else lse.new_empty(())
+    loss = torch.empty_like(lse) if given[10] == "none" else lse.new_empty(())
     return [loss, lse, *(_fake_gradients(given) if _makes_gradients(given) else ())]
 
 
@@ -180,7 +198,7 @@ def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
         made = [one * grads[0] for one in made]
     else:
         made = _backward_op(grads[0], lse, x, target, class_weight, tensors, bias, padding_row, *ctx.said)
-    needs = ctx.said[2]
+    needs = ctx.said[3]
     wanted = [one if need else None for one, need in zip(made, needs, strict=True)]
     of_x, of_bias, *of_tensors = in_dtypes(wanted, (x, bias, *tensors))
     return of_x, None, None, of_tensors, of_bias, None, *[None] * len(ctx.said)
@@ -199,5 +217,5 @@ def _topk_op(x: Tensor, *given: Any) -> list[Tensor]:
 
 @_topk_op.register_fake
 def _(x: Tensor, *given: Any) -> list[Tensor]:
-    n, k = x.shape[0], given[5]
+    n, k = x.shape[0], given[6]
     return [x.new_empty(n, k), x.new_empty(n, k, dtype=torch.int64)]

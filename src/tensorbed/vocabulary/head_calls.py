@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensorbed.backends.triton import serving
 from tensorbed.checks import require_int, require_integer_indices, require_number
 from tensorbed.dispatch import World, is_autocast, working_dtype, world_of
 from tensorbed.functional import check_params, check_score_impl
@@ -53,7 +54,7 @@ def linear_cross_entropy(
         softcap: logits become ``softcap * tanh(logits / softcap)``.
         memory_budget: bytes for intermediate numbers; by default a third of what the logits would take, at most
             1 GiB.
-        impl: ``"auto"``, or ``"reference"``, which makes all logits.
+        impl: ``"auto"``, ``"reference"``, which makes all logits, or ``"triton"``, the kernels for GPUs.
 
     Shape:
         - input: ``(*, cols)``
@@ -172,14 +173,24 @@ def check_vectors(vocabulary: Vocabulary, h: Tensor) -> None:
 
 def _computed(asked: Asked, impl: str) -> Tensor:
     """Tile by tile; by operators in a graph; else by all logits in plain PyTorch."""
-    check_score_impl(impl)
+    asked = replace(asked, vocabulary=_asking(asked.vocabulary, asked.x, impl))
     world, structure, target = world_of(asked.x), asked.structure, asked.target
-    if world is World.COMPILED and impl == "auto" and graph_operators.can_trace(structure):
+    if world is World.COMPILED and impl != "reference" and graph_operators.can_trace(structure):
         return graph_operators.traced(asked)
     if target is not None:
-        target = graph_operators.checked_targets(target, structure.rows, asked.options.ignore_index, world)
+        target = graph_operators.checked_targets(target, structure.rows, asked.options.ignore_index, world, impl)
         asked = replace(asked, target=target)
-    return computed(asked) if world is World.EAGER and impl == "auto" else reference.computed(asked)
+    return computed(asked) if world is World.EAGER and impl != "reference" else reference.computed(asked)
+
+
+def _asking(vocabulary: Vocabulary, x: Tensor, impl: str) -> Vocabulary:
+    """The same, to be scored by the backend asked for, if that is one of kernels."""
+    check_score_impl(impl)
+    if impl != serving.NAME:
+        return vocabulary
+    if not x.is_meta:
+        serving.require(x)
+    return replace(vocabulary, impl=impl)
 
 
 def logits_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, impl: str) -> Tensor:
@@ -198,10 +209,11 @@ def _as_autocast_asks(vocabulary: Vocabulary, h: Tensor) -> Tensor:
     return h.to(torch.get_autocast_dtype(h.device.type))
 
 
-def topk_of(vocabulary: Vocabulary, h: Tensor, k: int, memory_budget: int | None) -> TopK:
+def topk_of(vocabulary: Vocabulary, h: Tensor, k: int, memory_budget: int | None, impl: str) -> TopK:
     """The ``k`` largest scores: ``(*, cols) -> (*, k)`` twice."""
     structure = vocabulary.structure
     check_vectors(vocabulary, h)
+    vocabulary = _asking(vocabulary, h, impl)
     check_budget(memory_budget)
     _check_choice(k, "k", structure.rows)
     world = world_of(h)
@@ -222,6 +234,7 @@ def sample_of(
     top_k: int | None,
     generator: torch.Generator | None,
     options: Options,
+    impl: str,
 ) -> Tensor:
     """One class for each vector, drawn with the probability that its score has: ``(*, cols) -> (*)``."""
     structure, softcap, budget = vocabulary.structure, options.softcap, options.memory_budget
@@ -232,9 +245,10 @@ def sample_of(
     if top_k is None and temperature > 0 and world_of(h) is World.EAGER:
         # The largest of scores with noise is such a draw, so that no sum over all rows is needed.
         noisy = partial(sampling.with_noise, temperature=temperature, generator=generator)
-        best = sampling.topk(vocabulary, h.reshape(-1, structure.cols), 1, budget, softcap, noisy)
+        asking = _asking(vocabulary, h, impl)
+        best = sampling.topk(asking, h.reshape(-1, structure.cols), 1, budget, softcap, noisy)
         return best.indices.reshape(h.shape[:-1])
-    values, indices = topk_of(vocabulary, h, 1 if temperature == 0 else top_k or structure.rows, budget)
+    values, indices = topk_of(vocabulary, h, 1 if temperature == 0 else top_k or structure.rows, budget, impl)
     return sampling.drawn(reference.capped(values.to(working_dtype(values)), softcap), indices, temperature, generator)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensorbed.backends.triton import serving
 from tensorbed.checks import require_int, require_number
 from tensorbed.dispatch import differentiable_once, full_precision
 from tensorbed.structures import Structure
@@ -142,10 +143,13 @@ def _gradients_of_scores(asked: Asked, grad: Tensor) -> list[Tensor | None]:
 
 
 class _Passes:
-    """The passes of one loss over tiles of scores, by the cheapest way. Ignored vectors are not even scored.
+    """The passes of one loss over tiles of scores, by the cheapest way.
+
+    Ignored vectors are not even scored, unless finding them would wait for a device: there they count nothing.
 
     Shape:
         - kept: ``(n,)``, which vectors are not ignored; ``None`` where none is
+        - counted: ``(n,)``, whether each vector is not ignored; ``None`` where those are left out
         - target: ``(n,)``, in the order in which rows are scored
         - loss, z_loss, lse: ``(n,)``, of each vector
     """
@@ -153,16 +157,19 @@ class _Passes:
     def __init__(self, asked: Asked, target: Tensor) -> None:
         options, weight, x, self.asked = asked.options, asked.class_weight, asked.x, asked
         counts = None if options.ignore_index is None else target != options.ignore_index
-        self.kept = None if counts is None or bool(counts.all()) else counts.nonzero()[:, 0]
+        self.by_triton = serving.serves(asked.vocabulary.impl, x) and asked.vocabulary.dtype(x) == torch.float32
+        self.counted = counts if self.by_triton else None
+        left_out = counts is not None and not self.by_triton and not bool(counts.all())
+        self.kept = counts.nonzero()[:, 0] if counts is not None and left_out else None
         if self.kept is not None:
             x, target = x.detach()[self.kept].requires_grad_(x.requires_grad), target[self.kept]
         said = {"trains": asked.trains, "at_once": options.reduction != "none"}
         self.scorer = scorer = Scorer(asked.vocabulary, x, options.memory_budget, options.softcap, **said)
         if weight is not None:
             weight = scorer.in_order(weight.detach().to(scorer.x.dtype)).contiguous()
-        self.target = scorer.position(target)
+        self.target = scorer.position(target if self.counted is None else torch.where(self.counted, target, 0))
         self.terms = Terms(asked.structure.rows, options.label_smoothing, weight, options.z_loss)
-        self.divisors = self.terms.divisors(self.target, options.reduction)
+        self.divisors = self.terms.divisors(self.target, options.reduction, self.counted)
         self.loss, self.lse = (scorer.x.new_empty(scorer.x.shape[0]) for _ in range(2))
         self.z_loss = torch.empty_like(self.lse) if options.z_loss else None
 
@@ -208,20 +215,25 @@ class _Passes:
             before = now
 
     def _scales(self) -> list[Tensor]:
-        """One over what each vector's loss and z-loss are divided by."""
-        return [self.scorer.x.new_ones(self.target.shape[0]) / divisor for divisor in self.divisors]
+        """One over what each vector's loss and z-loss are divided by; 0 for those that are ignored."""
+        scales = [self.scorer.x.new_ones(self.target.shape[0]) / divisor for divisor in self.divisors]
+        return scales if self.counted is None else [torch.where(self.counted, scale, 0) for scale in scales]
 
     def _sums(self, group: Group) -> Sums:
         starts = [start for start, _ in self.scorer.blocks]
-        return Sums(self.terms, self.target[group.at], starts, self.scorer.x.dtype)
+        return Sums(self.terms, self.target[group.at], starts, self.scorer.x.dtype, self.by_triton)
 
     def _settle(self, group: Group, sums: Sums) -> Tensor:
         """The group's sums are complete."""
         lse = self.lse[group.at] = sums.most + sums.total.log()
-        self.loss[group.at], z_loss = sums.losses(lse)
+        loss, z_loss = sums.losses(lse)
+        self.loss[group.at] = self._of_counted(loss, group)
         if self.z_loss is not None and z_loss is not None:
-            self.z_loss[group.at] = z_loss
+            self.z_loss[group.at] = self._of_counted(z_loss, group)
         return lse
+
+    def _of_counted(self, loss: Tensor, group: Group) -> Tensor:  # (n,) -> (n,)
+        return loss if self.counted is None else torch.where(self.counted[group.at], loss, 0)
 
     def _go_back(self, group: Group, sums: Sums, tile: Tensor) -> None:
         """From a tile of scores to its gradients."""
@@ -254,7 +266,7 @@ class _Computed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, asked: Asked, *inputs: Tensor | None) -> Tensor:
         (out, lse, ctx.grads), v = evaluate(asked), asked.vocabulary
-        ctx.options, ctx.structure, ctx.padding_idx = asked.options, v.structure, v.padding_idx
+        ctx.options, ctx.structure, ctx.padding_idx, ctx.impl = asked.options, v.structure, v.padding_idx, v.impl
         # Every tensor is saved by autograd, which notices when one is written to before backward.
         ctx.save_for_backward(lse, asked.target, asked.class_weight, v.padding_row, *inputs)
         return out
@@ -267,7 +279,7 @@ class _Computed(torch.autograd.Function):
         grads, ctx.grads = ctx.grads, None
         if grads is None:
             x, bias, *tensors = inputs
-            vocabulary = Vocabulary(ctx.structure, tuple(tensors), bias, ctx.padding_idx, padding_row)
+            vocabulary = Vocabulary(ctx.structure, tuple(tensors), bias, ctx.padding_idx, padding_row, ctx.impl)
             grads = differentiate(Asked(vocabulary, x, target, class_weight, ctx.options), lse, grad)
         elif not (grad.is_cpu and float(grad) == 1):
             grads = [None if one is None else one.mul_(grad) for one in grads]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tensorbed.backends.triton import serving
 from tensorbed.dispatch import working_dtype
 from tensorbed.structures import Structure
 from tensorbed.vocabulary.tiling import Task, choose
@@ -22,6 +23,8 @@ class Vocabulary:
         - tensors: the structure's, in its order
         - bias: ``(rows,)`` or ``None``
         - padding_row: ``(cols,)``, constant, in place of row ``padding_idx``; ``None`` where there is none
+
+    ``impl`` is the backend asked for.
     """
 
     structure: Structure
@@ -29,6 +32,7 @@ class Vocabulary:
     bias: Tensor | None = None
     padding_idx: int | None = None
     padding_row: Tensor | None = None
+    impl: str = "auto"
 
     @property
     def floats(self) -> tuple[Tensor, ...]:
@@ -75,12 +79,13 @@ class Scorer:
         self, vocabulary: Vocabulary, x: Tensor, memory_budget: int | None, softcap: float | None = None, **asked: bool
     ) -> None:
         self.softcap, dtype = softcap, vocabulary.dtype(x)
+        asked["on_device"] = dtype == torch.float32 and serving.serves(vocabulary.impl, x)
         task = Task.of(vocabulary.structure, x.shape[0], dtype.itemsize, memory_budget, **asked)
         self.tiling = tiling = choose(task)
         self.x = x.detach().to(dtype)  # (n, cols)
         self.x_grad = torch.zeros_like(self.x) if x.requires_grad else None
         product_dtype = vocabulary.product_dtype(x) if tiling.scoring.halves else dtype
-        self.scores = tiling.scoring.open(vocabulary.tensors, product_dtype, tiling.keeps)
+        self.scores = tiling.scoring.open(vocabulary.tensors, product_dtype, tiling.keeps, vocabulary.impl)
         self.blocks = self.scores.blocks(tiling.height)
         self._positions: Tensor | None = None
         bias, padding = vocabulary.bias, vocabulary.padding_row
@@ -91,7 +96,9 @@ class Scorer:
         self.padding_at = -1
         if padding is not None and vocabulary.padding_idx is not None:
             self.padding = padding.detach().to(dtype=dtype, device=x.device)
-            self.padding_at = int(self.position(torch.tensor(vocabulary.padding_idx, device=x.device)))
+            self.padding_at = vocabulary.padding_idx
+            if self.scores.order is not None:
+                self.padding_at = int(self.position(torch.tensor(vocabulary.padding_idx, device=x.device)))
 
     def in_order(self, by_row: Tensor) -> Tensor:  # (rows,) -> (rows,)
         """Numbers of the table's rows, in the order in which those are scored."""

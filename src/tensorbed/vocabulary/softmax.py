@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tensorbed.backends import native
+from tensorbed.backends.triton import serving
 
 
 @dataclass(frozen=True)
@@ -36,21 +37,26 @@ class Terms:
         return float(self.classes) if self.class_weight is None else self.class_weight.sum()
 
     def target_weights(self, target: Tensor) -> Tensor | float:  # (n,) -> (n,)
-        """``w_y``, or 1 where all are."""
-        return 1.0 if self.class_weight is None else self.class_weight[target]
+        """``w_y``, or 1 where all are. On a device a target may be none of the classes, and has any weight then."""
+        if self.class_weight is None:
+            return 1.0
+        return self.class_weight[target if target.is_cpu else target.clamp(0, self.classes - 1)]
 
-    def divisors(self, target: Tensor, reduction: str) -> tuple[Tensor | float, float]:
-        """What a mean divides by: the weights of the targets, and for the z-loss how many there are."""
+    def divisors(
+        self, target: Tensor, reduction: str, counted: Tensor | None = None
+    ) -> tuple[Tensor | float, Tensor | float]:  # (n,), (n,) -> (), ()
+        """What a mean divides by: the weights of the targets, and for the z-loss how many are ``counted``."""
         if reduction != "mean":
             return 1.0, 1.0
         weights = self.target_weights(target)
+        count = float(target.shape[0]) if counted is None else counted.sum()
         if not isinstance(weights, Tensor):
-            return float(target.shape[0]), float(target.shape[0])
-        weights = weights.sum()
+            return count, count
+        weights = weights.sum() if counted is None else torch.where(counted, weights, 0).sum()
         if self.label_smoothing:
             # Targets of no weight have a loss by smoothing, but no mean: nan as in torch, not infinity.
             weights = torch.where(weights == 0, math.nan, weights)
-        return weights, float(target.shape[0])
+        return weights, count
 
 
 class Sums:
@@ -61,11 +67,13 @@ class Sums:
         - tiles: ``(stop - start, n)``
     """
 
-    def __init__(self, terms: Terms, target: Tensor, starts: list[int], dtype: torch.dtype) -> None:
-        self.terms, self.weights = terms, terms.target_weights(target)
+    def __init__(
+        self, terms: Terms, target: Tensor, starts: list[int], dtype: torch.dtype, by_triton: bool = False
+    ) -> None:
+        self.terms, self.weights, self.by_triton = terms, terms.target_weights(target), by_triton
         self.target = target
         self.spans: dict[int, tuple[int, int]] | None = None  # one tile has the targets of all
-        if len(starts) > 1:
+        if len(starts) > 1 and not by_triton:  # those kernels compare, so that nobody waits for the device
             self.ordered, self.order = target.sort()  # by block, found once
             ends = torch.tensor([*starts, terms.classes], device=target.device)
             self.spans = dict(zip(starts, pairwise(torch.searchsorted(self.ordered, ends).tolist()), strict=True))
@@ -76,6 +84,10 @@ class Sums:
 
     def absorb(self, tile: Tensor, start: int) -> None:
         """Add one tile."""
+        if self.by_triton:
+            weight, totals = self._class_weights(start, tile), (self.most, self.total, self.picked, self.all_scores)
+            serving.softmax().absorb(tile, start, self.target, *totals, weight)
+            return
         absorb(tile, self.most, self.total)
         if self.spans is None:
             self.picked = tile.gather(0, self.target[None])[0].to(self.picked.dtype)
@@ -116,6 +128,10 @@ class Sums:
 
     def differentiate(self, tile: Tensor, start: int) -> None:
         """Turn a tile of scores into their gradient, in place: the formula above with its ``a``, ``b`` and ``g``."""
+        if self.by_triton:
+            weight = self._class_weights(start, tile)
+            serving.softmax().differentiate(tile, start, self.target, self.lse, self.a, self.b, self.g, weight)
+            return
         weight, (rows, columns) = self._class_weights(start, tile), self._targets(start)
         scores = tile[rows, columns].to(self.lse.dtype)
         probabilities(tile, self.lse, self.a, self.b, weight)

@@ -23,11 +23,14 @@ _OWN = 4  # ... and at least so many times those of the structure itself, as an 
 _FOR_SCORES = 2**24  # numbers that scores asked for themselves may always take
 _TINY = 2**14  # numbers below which a tensor as large as the table or all scores does not matter
 _TILE = 2**20  # scores of a tile, with what they leave, that caches hold while the softmax reads them
+_TILE_ON_DEVICE = (
+    2**26
+)  # the same for the kernels of a GPU, each launch of which takes microseconds however small it is
 _ROWS = 2**22  # numbers of a block of rows: enough that the gradients of the cores, added for each, weigh little
 _FEWEST = 16  # rows of a block, however little memory there is
 _ALIGNED = 16  # vectors: products of other numbers of columns are up to a fifth slower
 _FEW = 4  # times that all scores are fewer than the numbers of the structure, where they may be held at once
-_ENOUGH = 128  # vectors at which products are as fast as they become
+_ENOUGH, _ENOUGH_ON_DEVICE = 128, 1024  # vectors at which products are as fast as they become
 
 # In multiply-adds of a large product. Measured on x86-64 CPUs: the order of the ways' times is that of their costs for
 # vocabularies of 10,000 and 267,735, ranks 8 to 96 and 1 to 2,048 vectors.
@@ -77,6 +80,7 @@ class Task:
         trains: gradients follow.
         at_once: they may be made with the scores, as for a sum or mean they can be.
         whole: all scores are asked for themselves, so that a tile may hold them.
+        on_device: kernels of a GPU score them.
     """
 
     structure: Structure
@@ -85,6 +89,7 @@ class Task:
     trains: bool = False
     at_once: bool = False
     whole: bool = False
+    on_device: bool = False
 
     @classmethod
     def of(cls, structure: Structure, tokens: int, itemsize: int, memory_budget: int | None, **asked: bool) -> Task:
@@ -135,6 +140,7 @@ class _Counting:
     def __init__(self, task: Task, scoring: Scoring) -> None:
         self.task, self.scoring, self.each = task, scoring, scoring.cost
         self.rows = task.structure.rows
+        self.tile, self.enough = (_TILE_ON_DEVICE, _ENOUGH_ON_DEVICE) if task.on_device else (_TILE, _ENOUGH)
         self.row = max(task.structure.cols, self.each.made // self.rows)  # numbers that making one row writes
 
     def tiled(self, passes: str) -> Tiling:
@@ -148,12 +154,12 @@ class _Counting:
 
     def grouped(self, *, keeps: bool) -> Tiling:
         """Some vectors by all rows, their scores kept."""
-        task, least = self.task, self._height(_ENOUGH)
+        task, least = self.task, self._height(self.enough)
         each = 2 * self.each.turned + (self.rows * self._left(1) if keeps else self.rows)
         scratch = self._left(1 if keeps else 2) - 1
         # Larger groups spare making rows again, and nothing else. Half of the vectors at most: all would be all scores.
         most = max(1, task.tokens if task.has_few_scores else -(-task.tokens // 2))
-        group = min(most if self.each.made else min(_ENOUGH, most), self._group(least, each + scratch * least))
+        group = min(most if self.each.made else min(self.enough, most), self._group(least, each + scratch * least))
         height = self._height(group)
         products = task.tokens * (3 * self.each.multiply_adds + (0 if keeps else self.each.spared))
         return self._counted(GROUPS, keeps, group, height, int(group * (each + scratch * height)), products)
@@ -181,7 +187,7 @@ class _Counting:
             most = max(_FEWEST, min(_ROWS, task.numbers // 8, task.largest) // self.row)
             most = min(most, -(-self.rows // 4), max(_FEWEST, largest // group))
         else:
-            cached = max(int(_TILE / self._left(1)) // group, 512)
+            cached = max(int(self.tile / self._left(1)) // group, 512)
             most = min(cached, max(1, min(task.numbers, largest) // group))
         return min(self.rows, max(step, most // step * step))
 

@@ -287,6 +287,9 @@ class Native(Backend):
     name = "native"
     limits = "on the CPU, with plain tensors of one dtype, codes contiguous, and at most 2^31 - 1 indices"
 
+    def absent(self, device: torch.device | None = None) -> str:
+        return native.reason
+
     def knows(self, making: type | None, device: torch.device | None = None) -> bool:
         known = making is ChainOfCores or hasattr(making, "kernel_rows")
         return native.available and known and (device is None or device.type == "cpu")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tensorbed.backends import native
+from tensorbed.backends import native, triton
 from tensorbed.backends.coded import by_kernel
 from tensorbed.backends.scores.gathered import GatheredScores
 from tensorbed.backends.scores.scoring import Cost, Scorable, Scores, Scoring, Vectors
@@ -19,7 +19,7 @@ _MAKE = 3  # multiply-adds that making a number from its code is worth, where it
 
 def scorings(structure: Scorable) -> list[Scoring]:
     """The way by codes, where there are kernels. It has no gradients."""
-    if not native.available:
+    if not native.available and triton.absent():
         return []
     numbers = structure.rows * structure.cols
     cost = Cost(multiply_adds=numbers, making=_MAKE * numbers)
@@ -35,7 +35,8 @@ class CodedScores(Scores):
         return super().turned(x).contiguous()
 
     def write(self, vectors: Vectors, out: Tensor) -> None:
-        if by_kernel("scores", self.structure.coded_block(self.tensors, self.start, self.stop), vectors.data, out):
+        block = self.structure.coded_block(self.tensors, self.start, self.stop)
+        if by_kernel("scores", block, vectors.data, out, self.impl):
             return
         # Some rows at a time: this block is as high as one of which none is made.
         height = max(1, _ROWS // self.structure.cols)
@@ -61,5 +62,5 @@ class LookupTables(GatheredScores):
 
     def write(self, vectors: Vectors, out: Tensor) -> None:
         block = self.structure.coded_block(self.tensors, self.start, self.stop)
-        if not by_kernel("sums", block, vectors.data, out):
+        if not by_kernel("sums", block, vectors.data, out, self.impl):
             super().write(vectors, out)

@@ -38,7 +38,7 @@ class ReadScores(Scores):
         with recording(bool(self.trained)):
             self.graph = list(self.structure.read(self.tensors, self.sum_dtype).values())
         leaves = [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in self.graph]
-        self.own = way.open(leaves, self.dtype, self.keeps)
+        self.own = way.open(leaves, self.dtype, self.keeps, self.impl)
         self.order, self.any_layout = self.own.order, self.own.any_layout
 
     def vectors(self, x: Tensor, *, grad: bool) -> Any:  # (n, cols)

@@ -31,6 +31,8 @@ class Scorable(Protocol):
     @property
     def rows(self) -> int: ...
     @property
+    def impls(self) -> tuple[str, ...]: ...
+    @property
     def cols(self) -> int: ...
     @property
     def takes_half(self) -> bool: ...
@@ -82,14 +84,15 @@ class Scoring:
     """A way to score: its name for people, its cost, and how it begins.
 
     Attributes:
-        open: takes tensors in the structure's order, the dtype to multiply in, and whether to keep what backward wants.
+        open: takes tensors in the structure's order, the dtype to multiply in, whether to keep what backward wants, and
+            the backend asked for.
         trains: whether it has gradients; without, it is for scores alone.
         halves: whether it multiplies in half precision too, with sums in single.
     """
 
     name: str
     cost: Cost
-    open: Callable[[Sequence[Tensor], torch.dtype, bool], Scores]
+    open: Callable[[Sequence[Tensor], torch.dtype, bool, str], Scores]
     trains: bool = True
     halves: bool = False
 
@@ -116,6 +119,7 @@ class Scores(ABC):
         order: ``(rows,)`` int64, which row of the table each scored row is; ``None`` where that is the table's order.
         any_layout: whether a tile may also be the transpose of a contiguous one.
         dtype: of tiles and of what is multiplied; ``sum_dtype`` is that of gradients, at least single precision.
+        impl: ``"auto"``, or the backend asked for.
         start, stop: the rows of the block that is open.
     """
 
@@ -124,8 +128,15 @@ class Scores(ABC):
     step = 1
     start = stop = 0
 
-    def __init__(self, structure: Scorable, tensors: Sequence[Tensor], dtype: torch.dtype, keeps: bool = False) -> None:
-        self.structure, self.rows, self.dtype, self.keeps = structure, structure.rows, dtype, keeps
+    def __init__(
+        self,
+        structure: Scorable,
+        tensors: Sequence[Tensor],
+        dtype: torch.dtype,
+        keeps: bool = False,
+        impl: str = "auto",
+    ) -> None:
+        self.structure, self.rows, self.dtype, self.keeps, self.impl = structure, structure.rows, dtype, keeps, impl
         self.sum_dtype = torch.promote_types(dtype, torch.float32)
         leaves = []
         for tensor in tensors:
@@ -206,11 +217,13 @@ class RowScores(Scores):
         self.slice_of = of_rows if of_rows in self.trained else None
         self.made_of = [name for name in self.trained if name != of_rows]
         self._written: set[int] = set()
+        known = self.impl != "auto" and self.impl in self.structure.impls
+        self.rows_impl = self.impl if known else "auto"
 
     def open(self, start: int, stop: int) -> None:
         super().open(start, stop)
         with recording(bool(self.made_of)):
-            self.made = self.structure.block(self.tensors, start, stop, "auto")
+            self.made = self.structure.block(self.tensors, start, stop, self.rows_impl)
         self.block = self.made.detach().to(self.dtype)
         self.block_grad: Tensor | None = None
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tensorbed.backends.chain import Chain
 from tensorbed.backends.scores.scoring import Cost, Scorable, Scores, Scoring, Vectors, add_product
+from tensorbed.backends.triton import serving
 from tensorbed.dispatch import recording
 
 _FEW = 16  # columns up to which products are better with the roles of their factors exchanged
@@ -194,14 +195,14 @@ class ThroughCores(Scores):
                 made = (first @ data).view(-1, joint, data.shape[1] // n, n).transpose(1, 2)
                 tape[0].view(made.shape).copy_(made)
             for k, matrix in enumerate(self.matrices[1:-1]):
-                _times(matrix, tape[k], tape[k + 1].view(tape[k].shape[0], matrix.shape[0], -1))
+                self._times(matrix, tape[k], tape[k + 1].view(tape[k].shape[0], matrix.shape[0], -1))
         return tape
 
     def write(self, vectors: Vectors, out: Tensor) -> None:
         last, matrix, (count, n) = self._tape(vectors)[-1], self.matrices[-1], out.shape
         as_asked = self.route.in_order and self.padded == count
         rows = out if as_asked else out.new_empty(self.padded, n)
-        _times(matrix, last, rows.view(last.shape[0], matrix.shape[0], n))
+        self._times(matrix, last, rows.view(last.shape[0], matrix.shape[0], n))
         if not as_asked:
             rows = rows if self.route.in_order else _reversed_digits(rows, self.sizes.row_factors)
             out.copy_(rows[:count])
@@ -216,8 +217,8 @@ class ThroughCores(Scores):
             matrix, into = self.matrices[k], tape[k - 1]
             grad = grad.reshape(into.shape[0], matrix.shape[0], -1)
             if self.trained:
-                _add_outer(self.matrix_grads[k], grad, into)
-            grad = _transposed_times(matrix, grad)
+                self._add_outer(self.matrix_grads[k], grad, into)
+            grad = self._transposed_times(matrix, grad)
         first, data = self.matrices[0][self.digits], vectors.data.view(self.matrices[0].shape[2], -1)
         height, joint = first.shape[0] * first.shape[1], self.sizes.joint
         if joint > 1:  # behind the columns, where the first step moved it
@@ -227,6 +228,25 @@ class ThroughCores(Scores):
             add_product(vectors.grad.view(data.shape), first.flatten(0, 1).T, grad)
         if self.trained:
             add_product(self.matrix_grads[0][self.digits].view(-1, first.shape[2]), grad, data.T)
+
+    def _times(self, matrix: Tensor, x: Tensor, out: Tensor) -> None:  # (h, d), (p, d, w) -> (p, h, w)
+        if x.shape[0] > 1 and serving.serves(self.impl, x):
+            serving.products().times(matrix, x, out)
+        else:
+            _times(matrix, x, out)
+
+    def _transposed_times(self, matrix: Tensor, grad: Tensor) -> Tensor:  # (h, d), (p, h, w) -> (p, d, w)
+        if grad.shape[0] == 1 or not serving.serves(self.impl, grad):
+            return _transposed_times(matrix, grad)
+        made = grad.new_empty(grad.shape[0], matrix.shape[1], grad.shape[2])
+        serving.products().times(matrix.T, grad, made)
+        return made
+
+    def _add_outer(self, total: Tensor, grad: Tensor, x: Tensor) -> None:  # (h, d), (p, h, w), (p, d, w)
+        if serving.serves(self.impl, grad):
+            serving.products().add_outer(total, grad, x)
+        else:
+            _add_outer(total, grad, x)
 
     def gradients(self) -> list[Tensor | None]:
         if self.trained:

@@ -1,0 +1,83 @@
+"""The kernels for GPUs: on one (``make gpu``), or in Triton's interpreter on the CPU (``make gpu-check``).
+
+Triton decides when a kernel is defined whether it is interpreted, so these tests have a process of their own, with
+``TRITON_INTERPRET=1`` in its environment; in one with others, and without a GPU, they are skipped.
+"""
+
+import inspect
+
+import pytest
+import torch
+from guards import guarded
+
+from tensorbed.backends import triton
+from tensorbed.backends.triton import launching
+from tensorbed.backends.triton.launching import Tiles
+
+# Laws that ask every backend themselves.
+OF_EVERY_BACKEND = {"test_half_precision_is_rounded_once", "test_nothing_of_the_table_s_size_is_allocated"}
+
+
+def is_about_a_backend(item):
+    """Whether a law of a class that names backends is about them."""
+    names_backends = getattr(item.cls, "impls", None) is not None
+    asks = "impl" in inspect.signature(item.function).parameters or item.originalname in OF_EVERY_BACKEND
+    return asks or not names_backends
+
+
+def pytest_collection_modifyitems(config, items):
+    why = triton.absent() and f"{triton.absent()}; make gpu-check interprets the kernels on the CPU"
+    here = [item for item in items if "gpu" in item.path.parts]
+    for item in here:
+        if why:
+            item.add_marker(pytest.mark.skip(reason=why))
+    others = [item for item in here if not is_about_a_backend(item)]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if item not in others]
+
+
+@pytest.fixture
+def guards(monkeypatch):
+    """Guards around all memory that kernels are given in a test."""
+    with guarded(monkeypatch) as found:
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def where_the_kernels_run():
+    """New tensors are where the kernels run."""
+    with torch.device("cpu" if triton.interpreted else "cuda"):
+        yield
+
+
+@pytest.fixture(autouse=True)
+def large_tiles(request, monkeypatch):
+    """The interpreter takes milliseconds for a program of any size. Tests of tiles as they are have a marker for it."""
+    if triton.interpreted and "tiles_as_they_are" not in request.keywords:
+        monkeypatch.setattr(launching, "tiles", lambda rank, dtype: Tiles(1024, 128, 128, 4, 1))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_calls_of_kernels_parts():
+    """Without this the interpreter prepares its language anew for every function that a kernel calls, each time.
+
+    For those in one file once is enough.
+    """
+    if triton.absent() or not triton.interpreted:
+        yield
+        return
+    from triton.runtime.interpreter import InterpretedFunction
+
+    prepare, prepared = InterpretedFunction.__call__, set()
+
+    def call(part, *given, **named):
+        if part.fn.__module__ in prepared:
+            return part.rewrite()(*given, **named)
+        if not part.fn.__module__.startswith("tensorbed"):  # a launch prepares ours, and after it nothing is left
+            prepared.add(part.fn.__module__)
+        return prepare(part, *given, **named)
+
+    prepared.update(f"tensorbed.backends.triton.{name}" for name in ("chain_kernels", "plan_kernels", "rounding"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(InterpretedFunction, "__call__", call)
+        yield
