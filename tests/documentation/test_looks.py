@@ -9,11 +9,14 @@ pytestmark = pytest.mark.browser
 DOCS = Path(__file__).parent.parent.parent / "docs"
 PAGES = sorted(str(page.relative_to(DOCS).with_suffix("")) for page in DOCS.rglob("*.md"))
 WIDTHS = {"desk": (1280, 900, False), "phone": (390, 844, True)}
+SCHEMES = {"light": "default", "dark": "slate"}
 CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 LEAST_CONTRAST = 4.5
 MOST_SHIFT = 0.1  # what web.dev calls good
 
+# Before anything of a page runs. What colours the page before had is forgotten, or they would be kept.
 OBSERVE = """
+localStorage.clear();
 window.shifted = 0;
 new PerformanceObserver((list) => {
   for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shifted += entry.value;
@@ -26,19 +29,18 @@ return document.readyState === "complete" && drawn;
 """
 
 
-@pytest.fixture(params=[(width, colours) for width in WIDTHS for colours in ("light", "dark")], ids="-".join)
-def looked_at(request, browser, address):
+@pytest.fixture(params=[(width, colours) for width in WIDTHS for colours in SCHEMES], ids="-".join)
+def looked_at(request, browser):
     width, colours = request.param
     wide, high, mobile = WIDTHS[width]
     send = browser.execute_cdp_cmd
     size = {"width": wide, "height": high, "deviceScaleFactor": 1, "mobile": mobile}
     send("Emulation.setDeviceMetricsOverride", size)
     send("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": colours}]})
-    browser.get(address)
-    browser.execute_script("localStorage.clear()")  # which colours the page before had
     script = send("Page.addScriptToEvaluateOnNewDocument", {"source": OBSERVE})
     browser.get_log("browser")
     yield browser
+    assert browser.find_element("tag name", "body").get_attribute("data-md-color-scheme") == SCHEMES[colours]
     send("Page.removeScriptToEvaluateOnNewDocument", script)
     send("Emulation.clearDeviceMetricsOverride", {})
 
