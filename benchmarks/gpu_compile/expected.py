@@ -99,8 +99,8 @@ class _Sums:
     def add(self, name: str, multiply_adds: float, size: float, count: int = 1) -> None:
         # Left products are single precision, and so is what is multiplied with them.
         before = self._found.get(name, Launch(name, 0, 0, count, widened=name != "extend by core 2"))
-        sums = {"multiply_adds": before.multiply_adds + multiply_adds, "bytes": before.bytes + size}
-        self._found[name] = replace(before, **sums)
+        multiply_adds, size = before.multiply_adds + multiply_adds, before.bytes + size
+        self._found[name] = replace(before, multiply_adds=multiply_adds, bytes=size)
 
     @property
     def launches(self) -> list[Launch]:

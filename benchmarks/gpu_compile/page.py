@@ -28,14 +28,15 @@ python -m benchmarks.gpu_compile
 
 ## What the compilers say
 
-Triton {version} compiled every kernel of the backend for {targets}, from the backend's own calls: {launches}
-launches of different types, constants and sizes. **Spilled: {spilled} bytes. Programs with more shared memory than
-their target has: {large}.** Other numbers than 0 make the command fail.
+Triton {version} compiled every kernel of the backend, as the backend's own calls launch it, for
+{targets}:
+{launches} launches, those that are the same for several dtypes and ranks counted for each. **Spilled: {spilled} bytes.
+Programs with more shared memory than their target has: {large}.** Other numbers than 0 make the command fail.
 
-A cell has the registers of a thread for ranks {ranks}, of several launches of a kernel the most, and after the point
-the most KiB of shared memory that one program has. Targets have {limits}. Of NVIDIA's targets the numbers are
-those that `ptxas -v` says as Triton calls it, of AMD's those that the assembly declares. Kernels with no product in
-them are the same for `float32 as tf32` and `float32`.
+A cell has the registers of a thread for ranks {ranks}, of several launches of a kernel the most, and after the
+point the most KiB of shared memory that one program has. Targets have
+{limits}. Of NVIDIA's targets the numbers are those that `ptxas -v` says as Triton calls it, of AMD's those that the
+assembly declares. Kernels with no product in them are the same for `float32 as tf32` and `float32`.
 
 """
 

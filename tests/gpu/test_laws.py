@@ -11,11 +11,18 @@ from tensorbed.backends.chain import ChainOfCores
 from tensorbed.backends.coded import Coded
 from tensorbed.structures import registered
 from tensorbed.testing import BagParity, EmbeddingParity, HeadLaws, StructureLaws, TracingLaws, heads
+from tensorbed.testing.samples import one_of_each
 
 CHAINS = [kind for kind in SAMPLES if registered()[kind].making is ChainOfCores]
 CODES = [kind for kind in SAMPLES if issubclass(registered()[kind].making or object, Coded)]
 SINGLE = tuple(replace(sample, dtype=torch.float32) for kind in CHAINS + CODES for sample in SAMPLES[kind])
 BACKEND = ("triton",)
+
+
+class TestFirstSamples(StructureLaws, EmbeddingParity, BagParity, TracingLaws):
+    """What continuous integration has time for: the rest of the suite is slow."""
+
+    samples, impls = tuple(one_of_each(SINGLE)), BACKEND
 
 
 @pytest.mark.slow

@@ -25,16 +25,15 @@ class Tiles(NamedTuple):
     stages: int
 
 
-# By how products are rounded, then by the largest rank of a call. Exact products of single precision are made without
-# tensor cores, and hold whole rows and columns of their operands in registers: tiles of more than this would spill.
-_EXACT = Tiles(32, 32, 16, 4, 2)
-_BY_RANK = ((16, Tiles(32, 32, 16, 4, 2)), (2**31, Tiles(64, 64, 32, 8, 2)))
+# Exact products of single precision are made without tensor cores, and hold whole rows and columns of their operands in
+# registers: larger tiles than the small ones would spill, and on some targets those of small ranks would too.
+_SMALL, _LARGE = Tiles(32, 32, 16, 4, 2), Tiles(64, 64, 32, 8, 2)
+_SMALL_RANK = 16
 
 
 def tiles(rank: int, dtype: torch.dtype) -> Tiles:
     """For products whose sums are of this length; those of halves are of single precision from the second core on."""
-    exact = precision() == "ieee"
-    return _EXACT if exact else next(sizes for most, sizes in _BY_RANK if rank <= most)
+    return _SMALL if precision() == "ieee" or rank <= _SMALL_RANK else _LARGE
 
 
 def options(sizes: Tiles) -> dict[str, Any]:
