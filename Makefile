@@ -13,7 +13,7 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 # TENSORBED_NATIVE=0 leaves them out.
 TENSORBED_NATIVE ?= $(if $(shell command -v $(CXX)),1,auto)
 
-.PHONY: demo test test-slow test-spark sanitize lint types bench experiments figures clean help
+.PHONY: demo test test-slow test-spark test-torchrec sanitize lint types bench experiments figures clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -21,6 +21,7 @@ help:
 	@echo "make test       lint, types and the whole test suite"
 	@echo "make test-slow  checks that take minutes"
 	@echo "make test-spark preparation of click-through data by Spark, which needs a Java runtime"
+	@echo "make test-torchrec  collections with batches of TorchRec's own class"
 	@echo "make sanitize   the tests of the kernels under AddressSanitizer and UBSan (Linux, GCC)"
 	@echo "make bench      lookups and heads side by side with others, about half an hour, 10 GB of memory, into out/bench"
 	@echo "make experiments  install and tell how to run the paper's tasks; DATA=folder trains a tiny slice of one"
@@ -65,6 +66,16 @@ test: lint types .venv/.models
 
 test-spark: .venv/.spark
 	$(BIN)/python -m pytest -m spark tests/experiments/test_click_through_spark.py
+
+# TorchRec, whose batches collections take and beside which they are timed. It pins other versions than ours, so that it
+# and its kernels have a folder of their own, without what they depend on.
+.venv/.torchrec: .venv/.installed
+	@echo "About to download TorchRec and its kernels: 20 MB."
+	$(PIP) --no-deps --upgrade --target .venv/torchrec torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0
+	@touch $@
+
+test-torchrec: .venv/.torchrec
+	PYTHONPATH=.venv/torchrec $(BIN)/python -m pytest tests/nn/test_jagged.py
 
 test-slow: .venv/.models
 	$(PYTEST) -m slow
