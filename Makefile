@@ -68,10 +68,11 @@ test-spark: .venv/.spark
 	$(BIN)/python -m pytest -m spark tests/experiments/test_click_through_spark.py
 
 # TorchRec, whose batches collections take and beside which they are timed. It pins other versions than ours, so that it
-# and its kernels have a folder of their own, without what they depend on.
+# and what it imports have a folder of their own.
+TORCHREC := torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 tensordict==0.15.3 pyvers pyre-extensions typing-inspect mypy-extensions
 .venv/.torchrec: .venv/.installed
-	@echo "About to download TorchRec and its kernels: 20 MB."
-	$(PIP) --no-deps --upgrade --target .venv/torchrec torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0
+	@echo "About to download TorchRec, its kernels and what it imports: 20 MB."
+	$(PIP) --no-deps --upgrade --target .venv/torchrec $(TORCHREC)
 	@touch $@
 
 test-torchrec: .venv/.torchrec

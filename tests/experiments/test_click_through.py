@@ -189,12 +189,22 @@ def test_a_killed_run_goes_on_bit_for_bit(criteo, tmp_path, monkeypatch):
 @needs_gloo
 @pytest.mark.slow
 def test_two_processes_train_as_one_does(criteo, tmp_path):
-    # Adam would divide gradients that are zero but for rounding by their own size.
-    changed = {"epochs": 2, "validations": 2, "optimizer": "sgd", "lr": 0.1}
-    row, how = tiny_run(criteo, tmp_path, **changed)
-    one = train(TASK, row, how)
-    of_row = ("dataset", "row", "dim", "hidden", "format", "rank", "full_up_to", "batch")
-    config = tiny.row(tmp_path / "row.toml", "", **{name: getattr(row, name) for name in of_row}, **changed)
+    row, how = tiny_run(criteo, tmp_path, epochs=2, validations=2)
+    changed = (
+        "dataset",
+        "row",
+        "dim",
+        "hidden",
+        "format",
+        "rank",
+        "full_up_to",
+        "batch",
+        "lr",
+        "epochs",
+        "validations",
+    )
+    config = tiny.row(tmp_path / "row.toml", "", **{name: getattr(row, name) for name in changed})
+    one = train(TASK, configured(TASK, str(config), {}), how)
     two = in_two_processes("click-through", config, criteo.folder, tmp_path / "two", "--accumulate", "2")
     assert_two_processes_trained_as_one(two, one)
     for name in ("test_logloss", "test_AUC"):
