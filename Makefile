@@ -13,8 +13,8 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 # TENSORBED_NATIVE=0 leaves them out.
 TENSORBED_NATIVE ?= $(if $(shell command -v $(CXX)),1,auto)
 
-.PHONY: demo test test-slow test-spark test-browser gpu-check gpu sanitize lint types docs docs-serve bench experiments \
-	figures dist clean help
+.PHONY: demo test test-slow test-spark test-torchrec test-browser gpu-check gpu sanitize lint types docs docs-serve bench \
+	experiments figures dist clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make docs-serve the site on this machine, anew whenever a page changes"
 	@echo "make gpu-check  the kernels for GPUs without one: in Triton's interpreter, and compiled for four targets"
 	@echo "make gpu        the same tests and a benchmark on a GPU, into out/gpu.json; please send it"
+	@echo "make test-torchrec  collections with batches of TorchRec's own class"
 	@echo "make sanitize   the tests of the kernels under AddressSanitizer and UBSan (Linux, GCC)"
 	@echo "make bench      lookups and heads side by side with others, about half an hour, 10 GB of memory, into out/bench"
 	@echo "make experiments  install and tell how to run the paper's tasks; DATA=folder trains a tiny slice of one"
@@ -110,6 +111,17 @@ gpu-check: .venv/.gpu
 gpu: .venv/.gpu
 	-TRITON_DEFAULT_FP_FUSION=1 $(BIN)/python -m pytest --junit-xml=out/gpu-tests.xml tests/gpu
 	TRITON_DEFAULT_FP_FUSION=1 $(BIN)/python -m benchmarks.gpu --tests out/gpu-tests.xml --out out/gpu.json
+
+# TorchRec, whose batches collections take and beside which they are timed. It pins other versions than ours, so that it
+# and what it imports have a folder of their own.
+TORCHREC := torchrec==1.8.0 fbgemm-gpu-cpu==1.8.0 tensordict==0.15.3 pyvers pyre-extensions typing-inspect mypy-extensions
+.venv/.torchrec: .venv/.installed
+	@echo "About to download TorchRec, its kernels and what it imports: 20 MB."
+	$(PIP) --no-deps --upgrade --target .venv/torchrec $(TORCHREC)
+	@touch $@
+
+test-torchrec: .venv/.torchrec
+	PYTHONPATH=.venv/torchrec $(BIN)/python -m pytest tests/nn/test_jagged.py
 
 test-slow: .venv/.models
 	$(PYTEST) -m slow

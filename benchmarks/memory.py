@@ -70,11 +70,21 @@ def in_fresh_process(
 def peak_beyond(warm_up: Callable[[], None], call: Callable[[], None]) -> Extra:
     """Of one call, after a small one has made threads, workspaces and imports and left nothing else behind."""
     warm_up()
-    gc.collect()
-    _give_back()
-    before, method = _reset_peak()
+    peak = Peak()
     call()
-    return Extra(max(0, _peak(method) - before), method)
+    return peak.extra()
+
+
+class Peak:
+    """What is held at most from now on, beyond what is held now."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        _give_back()
+        self.before, self.method = _reset_peak()
+
+    def extra(self) -> Extra:
+        return Extra(max(0, _peak(self.method) - self.before), self.method)
 
 
 def measure(layer: nn.Module, workload: Workload) -> Extra:

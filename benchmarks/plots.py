@@ -38,7 +38,7 @@ HEAD_COLOURS = {
     heads.TT_96: "#12508f",
 }
 MARKERS = {peers.AUTO: "o", peers.NATIVE: "s", peers.TORCH: "^", peers.TENSORLY: "D", peers.DENSE: "v"}
-_STYLE = {
+STYLE = {
     "font.family": "sans-serif",
     "font.size": 9.5,
     "axes.spines.top": False,
@@ -64,7 +64,7 @@ def draw(report: Report, folder: Path) -> dict[str, Path]:
         ("How cost grows", "scaling.png", lambda: _curves(report.curves), bool(report.curves)),
     )
     found = {}
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         for title, name, make, wanted in kinds:
             if wanted:
                 found[title] = folder / name
@@ -75,7 +75,7 @@ def draw(report: Report, folder: Path) -> dict[str, Path]:
 def draw_heads(found: HeadResult, folder: Path) -> Path:
     """Write the picture of the heads."""
     folder.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(STYLE):
         _heads(found).savefig(folder / "heads.png", dpi=130)
     return folder / "heads.png"
 
@@ -193,10 +193,7 @@ def _curve(axes: Any, curve: Curve) -> dict[str, Any]:
     axes.set_yscale("log")
     if curve.name != "order":
         axes.set_xscale("log")
-    places = [point.at for point in curve.points]
-    axes.xaxis.set_major_locator(FixedLocator(places))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _amount(x)))
+    amount_axis(axes, [point.at for point in curve.points])
     # Curves that stay within a decade need more than one number at their side.
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_minor_locator(NullLocator())
@@ -205,6 +202,13 @@ def _curve(axes: Any, curve: Curve) -> dict[str, Any]:
     axes.set_xlabel(curve.name)
     axes.set_ylabel("forward and backward, ms")
     return found
+
+
+def amount_axis(axes: Any, places: Sequence[float]) -> None:
+    """A mark at each of these places, its number in short."""
+    axes.xaxis.set_major_locator(FixedLocator(places))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: _amount(x)))
 
 
 def _amount(value: float) -> str:

@@ -14,6 +14,7 @@ const S* Table<T, S>::grad_at(int occurrence) const {
 // Repeated rows are summed once, before anything is multiplied.
 template <class T, class S>
 const T* Table<T, S>::row_gradient(int row, T* room) const {
+  if (row_grads_) return row_grads_.get() + row * cols_;
   const int begin = plan_.first[row], end = plan_.first[row + 1];
   if constexpr (sizeof(S) == sizeof(T)) {
     if (end == begin + 1 && !q_.scale) return grad_at(begin);
@@ -21,6 +22,16 @@ const T* Table<T, S>::row_gradient(int row, T* room) const {
   std::fill_n(room, cols_, T(0));
   for (int i = begin; i < end; ++i) add_scaled(cols_, scale_at(i), grad_at(i), room);
   return room;
+}
+
+template <class T, class S>
+void Table<T, S>::collect(Int begin, Int end) {
+  if (begin == 0) std::fill_n(row_grads_.get(), plan_.unique() * cols_, T(0));
+  const S* from = static_cast<const S*>(q_.grad) + begin * q_.grad_row;
+  for (Int i = begin; i < end; ++i, from += q_.grad_row) {
+    const int row = plan_.inverse[i];
+    if (row >= 0) add_few(cols_, from, row_grads_.get() + row * cols_);
+  }
 }
 
 template <class T, class S>
@@ -36,7 +47,7 @@ void Table<T, S>::scale_gradients(int row, const T* numbers) const {
 // The gradient of the left product that a prefix of level k is: the sum over its children.
 template <class T, class S>
 void Table<T, S>::sum_children(int k, int prefix, T* to, bool add) const {
-  const Int size = chain_.left_size(k);
+  const Int size = sizes_[k].left;
   const std::vector<int>& child = level(k).child;
   for (int c = child[prefix]; c < child[prefix + 1]; ++c) {
     const T* from = grads_[k + 1].get() + slot_of(k + 1, c) * size;
@@ -51,8 +62,8 @@ void Table<T, S>::sum_children(int k, int prefix, T* to, bool add) const {
 // Through the last core: gradients of its slices and of one left product.
 template <class T, class S>
 void Table<T, S>::children_back(int prefix, const T* left, T* left_grad, T* last_grad, const Scratch& room) const {
-  const Int height = chain_.height(last_level_), depth = chain_.depth(last_level_), width = chain_.width(last_level_);
-  const Int size = chain_.slice_size(last_level_);
+  const Int height = sizes_[last_level_].height, depth = sizes_[last_level_].depth, width = sizes_[last_level_].width;
+  const Int size = sizes_[last_level_].slice;
   const std::vector<int>& child = level(last_level_ - 1).child;
   for (int c = child[prefix]; c < child[prefix + 1]; ++c) {
     const T* grad = row_gradient(slab_->begin + c, room.row);
@@ -61,10 +72,16 @@ void Table<T, S>::children_back(int prefix, const T* left, T* left_grad, T* last
       make_row(left, c, room.row + cols_, room.packed);
       scale_gradients(slab_->begin + c, room.row + cols_);
     }
-    for (Int a = 0; a < chain_.joint(); ++a) {
+    const bool more = c > child[prefix];
+    if (joint_ == 1 && depth % widest<T> == 0 && (width == 2 || width == 4)) {
+      const auto back = width == 2 ? both_sides<T, 2> : both_sides<T, 4>;
+      back(height, depth, grad, left, packed_t_.get() + at, left_grad, more, last_grad + at);
+      continue;
+    }
+    for (Int a = 0; a < joint_; ++a) {
       const Int part = a * height * depth, where = at + a * width * depth;
       multiply<T>(height, depth, width, {grad, width, 1}, packed_t_.get() + where, depth, left_grad + part, depth,
-                  c > child[prefix], room.packed);
+                  more, room.packed);
       multiply<T>(width, depth, height, {grad, 1, width}, left + part, depth, last_grad + where, depth, true,
                   room.packed);
     }
@@ -75,14 +92,14 @@ void Table<T, S>::children_back(int prefix, const T* left, T* left_grad, T* last
 template <class T, class S>
 void Table<T, S>::slice_back(int k, int begin, int end, int share, const Scratch& room, const T* right,
                              const T* grad) {
-  const Int height = chain_.height(k), depth = chain_.depth(k), width = chain_.width(k);
+  const Int height = sizes_[k].height, depth = sizes_[k].depth, width = sizes_[k].width;
   const int mine = cuts_[k][share], digit = level(k).digit[level(k).order[begin]];
   const int group = level(k).group[digit];
   const bool begun = begin > std::max(group, mine);
-  T* to = core_grad(k) + digit * chain_.slice_size(k);
+  T* to = core_grad(k) + digit * sizes_[k].slice;
   if (group < mine) {  // another share writes the gradient itself
     auto& head = heads_[k][share];
-    if (!head) head = room_for<T>(chain_.slice_size(k));
+    if (!head) head = room_for<T>(sizes_[k].slice);
     to = head.get();
   }
   const Int rows = (end - begin) * height;
@@ -96,7 +113,7 @@ template <class T, class S>
 T* Table<T, S>::last_grad(int share) {
   auto& mine = last_grads_[share];
   if (!mine) {
-    const Int size = chain_.row_factors[last_level_] * chain_.slice_size(last_level_);
+    const Int size = chain_.row_factors[last_level_] * sizes_[last_level_].slice;
     mine.reset(new T[std::size_t(size)]());
   }
   return mine.get();
@@ -108,7 +125,7 @@ void Table<T, S>::start_back(int share) {
   if (start == stop) return;
   const Scratch room = scratch(final_);
   if (final_ == 0) {
-    const Int size = chain_.slice_size(0);
+    const Int size = sizes_[0].slice;
     for (int prefix = start; prefix < stop; ++prefix) {
       children_back(prefix, first_slice(prefix, room.left), room.made, last_grad(share), room);
       T* to = core_grad(0) + level(0).digit[prefix] * size;
@@ -116,7 +133,7 @@ void Table<T, S>::start_back(int share) {
     }
     return;
   }
-  const Int height = chain_.height(final_), depth = chain_.depth(final_), width = chain_.width(final_);
+  const Int height = sizes_[final_].height, depth = sizes_[final_].depth, width = sizes_[final_].width;
   const Int size = height * width;
   for_blocks(final_, share, [&](int begin, int end, int digit) {
     gather(final_, begin, end, room.left);
@@ -152,7 +169,7 @@ void Table<T, S>::go_back(int k, int share) {
     gather(k, begin, end, room.left);
     const T* right = slice(k, digit, room.slice);
     for (int slot = begin; slot < end; ++slot) {
-      sum_children(k, level(k).order[slot], room.grad + (slot - begin) * chain_.left_size(k), false);
+      sum_children(k, level(k).order[slot], room.grad + (slot - begin) * sizes_[k].left, false);
     }
     slice_back(k, begin, end, share, room, right, room.grad);
   });
@@ -161,7 +178,7 @@ void Table<T, S>::go_back(int k, int share) {
 template <class T, class S>
 void Table<T, S>::no_gradient() {
   for (int k = 0; k < chain_.order(); ++k) {
-    std::fill_n(core_grad(k), chain_.row_factors[k] * chain_.slice_size(k), T(0));
+    std::fill_n(core_grad(k), chain_.row_factors[k] * sizes_[k].slice, T(0));
   }
 }
 
@@ -176,7 +193,7 @@ void Table<T, S>::settle(int share) {
 // filled at once: a core of small slices has millions.
 template <class T, class S>
 void Table<T, S>::settle_first(int share) {
-  const Int size = chain_.slice_size(0), digits = chain_.row_factors[0];
+  const Int size = sizes_[0].slice, digits = chain_.row_factors[0];
   const std::vector<int>& digit = level(0).digit;
   const Int begin = share_of(digits, share), end = share_of(digits, share + 1);
   int prefix = int(std::lower_bound(digit.begin(), digit.end(), int(begin)) - digit.begin());
@@ -190,7 +207,7 @@ void Table<T, S>::settle_first(int share) {
 
 template <class T, class S>
 void Table<T, S>::settle_middle(int k, int share) {
-  const Int size = chain_.slice_size(k), digits = chain_.row_factors[k];
+  const Int size = sizes_[k].slice, digits = chain_.row_factors[k];
   const std::vector<int>& group = level(k).group;
   if (!add_) {
     for (Int d = share_of(digits, share); d < share_of(digits, share + 1); ++d) {
@@ -208,8 +225,8 @@ void Table<T, S>::settle_middle(int k, int share) {
 
 template <class T, class S>
 void Table<T, S>::settle_last(int share) {
-  const Int depth = chain_.depth(last_level_), width = chain_.width(last_level_), joint = chain_.joint();
-  const Int size = chain_.slice_size(last_level_), digits = chain_.row_factors[last_level_];
+  const Int depth = sizes_[last_level_].depth, width = sizes_[last_level_].width, joint = joint_;
+  const Int size = sizes_[last_level_].slice, digits = chain_.row_factors[last_level_];
   T* sum = arena<T>().take(size);
   for (Int d = share_of(digits, share); d < share_of(digits, share + 1); ++d) {
     T* to = core_grad(last_level_) + d * size;

@@ -9,11 +9,11 @@ template <class T, class S>
 void Table<T, S>::extend(int k, int share) {
   if (k >= final_) return;
   const Scratch room = scratch(k);
-  const Int height = chain_.height(k), depth = chain_.depth(k), width = chain_.width(k);
+  const Int height = sizes_[k].height, depth = sizes_[k].depth, width = sizes_[k].width;
   for_blocks(k, share, [&](int begin, int end, int digit) {
     gather(k, begin, end, room.left);
     const T* right = slice(k, digit, room.slice);
-    T* to = left_[k] + begin * chain_.left_size(k);
+    T* to = left_[k] + begin * sizes_[k].left;
     multiply<T>((end - begin) * height, width, depth, {room.left, depth, 1}, right, width, to, width, false,
                 room.packed);
   });
@@ -28,7 +28,7 @@ void Table<T, S>::finish(int share) {
     }
     return;
   }
-  const Int height = chain_.height(final_), depth = chain_.depth(final_), width = chain_.width(final_);
+  const Int height = sizes_[final_].height, depth = sizes_[final_].depth, width = sizes_[final_].width;
   for_blocks(final_, share, [&](int begin, int end, int digit) {
     gather(final_, begin, end, room.left);
     const T* right = slice(final_, digit, room.slice);
@@ -62,7 +62,7 @@ void Table<T, S>::make_children(int prefix, const T* left, const Scratch& room) 
 // Memory that a row will be written to is fetched while the one before it is computed.
 template <class T, class S>
 void Table<T, S>::expect(int child) const {
-  if (has_bags()) return;
+  if (rows_) return;
   const int row = slab_->begin + child;
   const S* to = static_cast<S*>(q_.out) + plan_.position[plan_.first[row]] * q_.out_row;
   const char* at = reinterpret_cast<const char*>(to);
@@ -72,9 +72,9 @@ void Table<T, S>::expect(int child) const {
 // A row from its left product: one product, or for a ring one for each value of the joint.
 template <class T, class S>
 void Table<T, S>::make_row(const T* left, int child, T* to, T* packed) const {
-  const Int height = chain_.height(last_level_), depth = chain_.depth(last_level_), width = chain_.width(last_level_);
-  const T* right = last_ + level(last_level_).digit[child] * chain_.slice_size(last_level_);
-  for (Int a = 0; a < chain_.joint(); ++a) {
+  const Int height = sizes_[last_level_].height, depth = sizes_[last_level_].depth, width = sizes_[last_level_].width;
+  const T* right = last_ + level(last_level_).digit[child] * sizes_[last_level_].slice;
+  for (Int a = 0; a < joint_; ++a) {
     multiply<T>(height, width, depth, {left + a * height * depth, depth, 1}, right + a * depth * width, width, to,
                 width, a > 0, packed);
   }
@@ -83,7 +83,7 @@ void Table<T, S>::make_row(const T* left, int child, T* to, T* packed) const {
 // Where a row is computed: in its first place in the output, where that can be.
 template <class T, class S>
 T* Table<T, S>::place(int row, T* room) const {
-  if (has_bags()) return rows_.get() + (row - slab_->begin) * cols_;
+  if (rows_) return rows_.get() + (row - slab_->begin) * cols_;
   if constexpr (sizeof(S) == sizeof(T)) {
     return static_cast<S*>(q_.out) + plan_.position[plan_.first[row]] * q_.out_row;
   } else {
@@ -93,7 +93,7 @@ T* Table<T, S>::place(int row, T* room) const {
 
 template <class T, class S>
 void Table<T, S>::hand_on(int row, const T* numbers) const {
-  if (has_bags()) {
+  if (rows_) {
     T* to = rows_.get() + (row - slab_->begin) * cols_;
     if (to != numbers) copy_in(cols_, numbers, to);
     return;
@@ -126,6 +126,20 @@ void Table<T, S>::pool(int share) {
     }
     if (before) copy_in(cols_, sum, before);
     copy_out(cols_, sum, out);
+  }
+}
+
+template <class T, class S>
+void Table<T, S>::put(Int begin, Int end) {
+  S* to = static_cast<S*>(q_.out) + begin * q_.out_row;
+  const int* inverse = plan_.inverse.data();
+  const Int ahead = end - begin;
+  for (Int i = begin; i < end; ++i, to += q_.out_row) {
+    if (i + ahead < plan_.indices) {  // the memory of the next run is fetched in the meantime
+      __builtin_prefetch(to + ahead * q_.out_row, 1);
+      __builtin_prefetch(rows_.get() + std::max(inverse[i + ahead], 0) * cols_);
+    }
+    if (inverse[i] >= 0) copy_few(cols_, rows_.get() + inverse[i] * cols_, to);
   }
 }
 

@@ -158,6 +158,33 @@ void multiply_transposed(std::int64_t m, std::int64_t n, std::int64_t depth, con
   }
 }
 
+// The gradients of both sides of C (m x N) = A (m x depth) B, for N of a few columns and whole vectors of depth, in one
+// pass over A: dA (+)= dC B^T and dB^T += dC^T A, with B and its gradient transposed, (N x depth).
+template <class T, int N>
+void both_sides(std::int64_t m, std::int64_t depth, const T* c_grad, const T* a, const T* b_t, T* a_grad,
+                bool add, T* b_t_grad) {
+  constexpr int W = widest<T>;
+  using V = Vector<T, W>;
+  for (std::int64_t at = 0; at < depth; at += W) {
+    V right[N], sums[N] = {};
+    TB_UNROLL for (int j = 0; j < N; ++j) right[j] = load<V>(b_t + j * depth + at);
+    for (std::int64_t i = 0; i < m; ++i) {
+      const V left = load<V>(a + i * depth + at);
+      V made = {};
+      TB_UNROLL for (int j = 0; j < N; ++j) {
+        made += c_grad[i * N + j] * right[j];
+        sums[j] += c_grad[i * N + j] * left;
+      }
+      T* to = a_grad + i * depth + at;
+      store(to, add ? load<V>(to) + made : made);
+    }
+    TB_UNROLL for (int j = 0; j < N; ++j) {
+      T* to = b_t_grad + j * depth + at;
+      store(to, load<V>(to) + sums[j]);
+    }
+  }
+}
+
 template <class T>
 inline constexpr std::int64_t packed_size = depth_block * 2 * widest<T>;
 

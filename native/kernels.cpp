@@ -12,6 +12,7 @@ namespace {
 constexpr double parallel_from = 5e5;  // multiply-adds below which waking other threads takes longer than the work
 constexpr Int exps_from = 50'000;      // the same in exponentials
 constexpr Int codes_from = 100'000;    // the same in codes
+constexpr Int rows_at_once = 16;       // of all tables, whose pieces fit into the first cache
 constexpr Int line = 16;               // floats of a cache line, that two threads should not share; whole vectors
 static_assert(line % widest<float> == 0);
 
@@ -82,7 +83,10 @@ class Call {
  public:
   Call(std::span<Lookup> lookups, int threads) : shares_(shares(lookups, threads)) {
     tables_.reserve(lookups.size());
-    for (Lookup& q : lookups) slabs_ = std::max(slabs_, tables_.emplace_back(q, shares_).slabs());
+    for (Lookup& q : lookups) {
+      slabs_ = std::max(slabs_, tables_.emplace_back(q, shares_).slabs());
+      if (q.apart) apart_ = q.plan->indices;
+    }
   }
 
   void forward() {
@@ -93,6 +97,12 @@ class Call {
       steps.push_back(each(slab, [](auto& table, int share) { table.finish(share); }));
       if (any([](auto& table) { return table.has_bags(); })) {
         steps.push_back(each(slab, [](auto& table, int share) { table.pool(share); }));
+      }
+      if (slab == 0 && apart_ > 0) {
+        steps.push_back([this](int share) {
+          for_rows(apart_ * share / shares_, apart_ * (share + 1) / shares_, 0, tables_.size(),
+                   [](auto& table, Int begin, Int end) { table.put(begin, end); });
+        });
       }
       if (slab == slabs_ - 1) fill_after(steps);
       run(std::move(steps), shares_, shares_);
@@ -109,6 +119,12 @@ class Call {
       const int levels = open(slab, true);
       Steps steps;
       if (any([](auto& table) { return !table.has_lefts(); })) extend_to(levels, slab, steps);
+      if (slab == 0 && apart_ > 0) {
+        steps.push_back([this](int share) {  // a share of the tables: no two add to one row
+          for_rows(0, apart_, tables_.size() * share / shares_, tables_.size() * (share + 1) / shares_,
+                   [](auto& table, Int begin, Int end) { table.collect(begin, end); });
+        });
+      }
       steps.push_back(each(slab, [](auto& table, int share) { table.start_back(share); }));
       for (int k = levels - 1; k >= 1; --k) {
         steps.push_back(each(slab, [k](auto& table, int share) { table.go_back(k, share); }));
@@ -150,6 +166,16 @@ class Call {
     };
   }
 
+  // A few rows of the batch at a time, of each of some tables that keep theirs apart.
+  template <class Act>
+  void for_rows(Int begin, Int end, std::size_t first, std::size_t last, Act act) {
+    for (Int at = begin; at < end; at += rows_at_once) {
+      for (std::size_t t = first; t < last; ++t) {
+        if (tables_[t].apart()) act(tables_[t], at, std::min(at + rows_at_once, end));
+      }
+    }
+  }
+
   void extend_to(int levels, int slab, Steps& steps) {
     for (int k = 1; k < levels; ++k) {
       steps.push_back(each(slab, [k](auto& table, int share) {
@@ -171,6 +197,7 @@ class Call {
   }
 
   int shares_, slabs_ = 0;
+  Int apart_ = 0;  // indices of the tables that keep their rows apart, all alike
   std::vector<Table<T, S>> tables_;
 };
 

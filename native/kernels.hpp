@@ -32,6 +32,10 @@ struct Lookup {
   const int* bag = nullptr;       // (indices,)
   const double* scale = nullptr;  // (indices,)
 
+  // Rows are made one after another, and then copied to the places of their indices together with the other tables';
+  // gradients are summed the same way. So memory is gone through in its order, where a row of a table is a piece of it.
+  bool apart = false;
+
   void* out = nullptr;
   Int out_row = 0;
   const void* padding_row = nullptr;  // shown at skipped indices; null: zeros

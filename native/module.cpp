@@ -25,6 +25,7 @@ namespace {
 
 using Address = std::uintptr_t;
 
+constexpr Int small_row = 256;     // bytes up to which a row is made apart, where several tables share the output
 constexpr Int plans_from = 5'000;  // indices below which waking other threads takes longer than planning
 
 struct Isa {
@@ -105,9 +106,14 @@ struct Entry {
   std::vector<int> bag;
   std::vector<double> scale;
 
-  Entry(Type type, const Asked& asked) : chain(*asked.chain) {
+  bool apart = false;
+
+  Entry(Type type, const Asked& asked, bool alone) : chain(*asked.chain) {
     const auto* index = reinterpret_cast<const Int*>(asked.index);
-    plan = make_plan(chain, {index, asked.count, asked.stride, asked.skip, asked.bounds != 0, number_bytes(type)});
+    const bool small = !alone && !asked.bounds && chain.cols() * number_bytes(type) <= small_row;
+    plan = make_plan(chain,
+                     {index, asked.count, asked.stride, asked.skip, asked.bounds != 0, small, number_bytes(type)});
+    apart = small && plan.slabs.size() == 1;
     if (!asked.bounds) return;
     bags = asked.bags;
     const auto* given = reinterpret_cast<const Int*>(asked.bounds);
@@ -137,6 +143,7 @@ struct Entry {
     q.bounds = bounds.data();
     q.bag = bag.data();
     q.scale = scale.empty() ? nullptr : scale.data();
+    q.apart = apart;
     return q;
   }
 };
@@ -152,7 +159,7 @@ class Batch {
     const nb::gil_scoped_release release;
     entries_.reserve(asked.size());
     if (asked.size() == 1) {
-      entries_.push_back(std::make_unique<Entry>(type_, asked[0]));
+      entries_.push_back(std::make_unique<Entry>(type_, asked[0], true));
       return;
     }
     plan_all(asked, threads);
@@ -203,7 +210,7 @@ class Batch {
     std::vector<std::exception_ptr> failures(asked.size());  // of all, the first one is told
     const auto plan = [&](int i) {
       try {
-        entries_[i] = std::make_unique<Entry>(type_, asked[i]);
+        entries_[i] = std::make_unique<Entry>(type_, asked[i], false);
       } catch (...) {
         failures[i] = std::current_exception();
       }

@@ -76,7 +76,7 @@ void find_rows(const Chain& chain, const Request& request, Plan& plan) {
     }
   }
   plan.first.push_back(int(kept));
-  if (request.for_bags) {
+  if (request.for_bags || request.inverse) {
     plan.inverse.assign(request.count, -1);
     for (int r = 0; r < plan.unique(); ++r) {
       for (int i = plan.first[r]; i < plan.first[r + 1]; ++i) plan.inverse[plan.position[i]] = r;

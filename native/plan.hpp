@@ -30,7 +30,7 @@ struct Plan {
   std::vector<Int> row;       // unique rows, ascending
   std::vector<int> first;     // row.size() + 1: where the occurrences of each begin
   std::vector<int> position;  // occurrences, by row, then ascending
-  std::vector<int> inverse;   // index to unique row, -1 where skipped; made for bags only
+  std::vector<int> inverse;   // index to unique row, -1 where skipped; made where it is asked for
   std::vector<int> skipped;   // positions that hold the padding row
   std::vector<Slab> slabs;
 
@@ -43,6 +43,7 @@ struct Request {
   Int count, stride;  // numbers from an index to the next
   Int skip = -1;      // a row that takes no part
   bool for_bags = false;
+  bool inverse = false;  // made for bags in any case
   Int number_bytes = 4;  // of the numbers computed with
 };
 

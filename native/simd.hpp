@@ -151,6 +151,27 @@ inline void copy_out(std::int64_t n, const T* from, S* to) {
   }
 }
 
+// The same of so few that a call would take longer than the copy.
+template <class T, class S>
+TB_INLINE void copy_few(std::int64_t n, const T* from, S* to) {
+  if constexpr (sizeof(S) == sizeof(T)) {
+    constexpr int W = widest<T>;
+    for (; n >= W; n -= W, from += W, to += W) store(to, load<Vector<T, W>>(from));
+  }
+  for (std::int64_t i = 0; i < n; ++i) to[i] = written<S>(from[i]);
+}
+
+// to += from, the same way.
+template <class T, class S>
+TB_INLINE void add_few(std::int64_t n, const S* from, T* to) {
+  if constexpr (sizeof(S) == sizeof(T)) {
+    constexpr int W = widest<T>;
+    using V = Vector<T, W>;
+    for (; n >= W; n -= W, from += W, to += W) store(to, V(load<V>(to) + load<V>(from)));
+  }
+  for (std::int64_t i = 0; i < n; ++i) to[i] += read<T>(from[i]);
+}
+
 // to += scale * from
 template <class T, class S>
 inline void add_scaled(std::int64_t n, T scale, const S* from, T* to) {

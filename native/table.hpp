@@ -53,11 +53,16 @@ class Table {
       : q_(lookup), chain_(*lookup.chain), plan_(*lookup.plan), shares_(shares), last_level_(chain_.last()),
         fused_(by_parent(chain_, sizeof(T))), final_(fused_ ? last_level_ - 1 : last_level_), cols_(chain_.cols()),
         lefts_(chain_.order()), left_(chain_.order()), grads_(chain_.order()), heads_(chain_.order()),
-        cuts_(chain_.order(), std::vector<int>(shares + 1)) {}
+        cuts_(chain_.order(), std::vector<int>(shares + 1)), joint_(chain_.joint()) {
+    for (int k = 0; k < chain_.order(); ++k) {
+      sizes_.push_back({chain_.height(k), chain_.depth(k), chain_.width(k), chain_.slice_size(k), chain_.left_size(k)});
+    }
+  }
 
   int slabs() const { return int(plan_.slabs.size()); }
   int final_level() const { return final_; }  // the levels from 1 to here, exclusive, are computed by themselves
   bool has_bags() const { return q_.bags >= 0; }
+  bool apart() const { return q_.apart; }
   bool has_lefts() const { return kept_; }
 
   void open(int slab, bool backward);
@@ -67,8 +72,10 @@ class Table {
   void extend(int k, int share);    // forward: left products of level k
   void finish(int share);           // forward: the final level, rows handed on
   void pool(int share);             // forward: the slab's rows into their bags
+  void put(Int begin, Int end);     // forward: rows made apart, to where these indices are
   void fill(int share);             // forward: what no row is handed to
 
+  void collect(Int begin, Int end);  // backward: what comes back to these indices, to the rows it belongs to
   void start_back(int share);       // backward: the final level
   void go_back(int k, int share);   // backward: level k
   void settle(int share);           // backward: what the shares have found, put together
@@ -115,6 +122,10 @@ class Table {
 
   Int share_of(Int count, int share) const { return count * share / shares_; }
 
+  struct Sizes {
+    Int height, depth, width, slice, left;
+  };
+
   Lookup& q_;
   const Chain& chain_;
   const Plan& plan_;
@@ -131,7 +142,9 @@ class Table {
   std::vector<std::vector<std::unique_ptr<T[]>>> heads_;  // by level and share: of a slice that another one began
   std::vector<std::unique_ptr<T[]>> last_grads_;          // by share: of the last core, as (joint, width, depth)
   std::vector<std::vector<int>> cuts_;                    // by level: where the shares of the slots begin
-  std::unique_ptr<T[]> rows_, pooled_, packed_, packed_t_;
+  Int joint_;
+  std::vector<Sizes> sizes_;  // by level, as the chain has them: asked for at every row
+  std::unique_ptr<T[]> rows_, row_grads_, pooled_, packed_, packed_t_;
   std::vector<char> used_;   // by digit of the last core, whether a row of the slab has it; for packed slices only
   const T* last_ = nullptr;  // slices of the last core as (joint, depth, width); packed_t_: as (joint, width, depth)
 };
@@ -145,7 +158,7 @@ template <class T, class S>
 bool Table<T, S>::keeps() const {
   // The rows, the cores and a little is what a training step holds several times over anyway.
   Int numbers = plan_.indices * cols_;
-  for (int k = 0; k < chain_.order(); ++k) numbers += chain_.row_factors[k] * chain_.slice_size(k);
+  for (int k = 0; k < chain_.order(); ++k) numbers += chain_.row_factors[k] * sizes_[k].slice;
   return kept_bytes(chain_, plan_.slabs[0], sizeof(T)) <= numbers * Int(sizeof(S)) + (4 << 20);
 }
 
@@ -164,7 +177,7 @@ void Table<T, S>::open(int slab, bool backward) {
     if (kept_) {
       left_[k] = reinterpret_cast<T*>(q_.tape->lefts[k].get());
     } else if (k < final_ || (fused_ && tape && !backward && keeps())) {
-      const Int size = level(k).count * chain_.left_size(k);
+      const Int size = level(k).count * sizes_[k].left;
       if (tape && !backward) {
         q_.tape->lefts[k].reset(new std::byte[std::size_t(size) * sizeof(T)]);
         left_[k] = reinterpret_cast<T*>(q_.tape->lefts[k].get());
@@ -179,14 +192,15 @@ void Table<T, S>::open(int slab, bool backward) {
   for (int k = 1; k < final_; ++k) {
     for (int t = 0; t <= shares_; ++t) cuts_[k][t] = int(share_of(level(k).count, t));
   }
-  if (has_bags() && !backward) {
+  if ((has_bags() || apart()) && !backward) {
     rows_ = room_for<T>((slab_->end - slab_->begin) * cols_);
     if (slabs() > 1 && sizeof(S) != sizeof(T) && slab == 0) pooled_ = room_for<T>(q_.bags * cols_);
   }
   pack_last();
+  if (backward && apart()) row_grads_ = room_for<T>(plan_.unique() * cols_);
   if (backward) {
     for (int k = 1; k <= final_; ++k) {
-      grads_[k] = room_for<T>(level(k).count * chain_.left_size(k - 1));
+      grads_[k] = room_for<T>(level(k).count * sizes_[k - 1].left);
       heads_[k].clear();
       heads_[k].resize(shares_);
     }
@@ -199,8 +213,8 @@ template <class T, class S>
 double Table<T, S>::cost() const {
   const Level& final = level(final_);
   double total = double(plan_.first[slab_->end] - plan_.first[slab_->begin]) * cols_ * copy_cost;
-  if (final_ > 0) total += double(final.count) * chain_.height(final_) * chain_.depth(final_) * chain_.width(final_);
-  if (fused_) total += double(slab_->end - slab_->begin) * cols_ * chain_.depth(last_level_) * chain_.joint();
+  if (final_ > 0) total += double(final.count) * sizes_[final_].height * sizes_[final_].depth * sizes_[final_].width;
+  if (fused_) total += double(slab_->end - slab_->begin) * cols_ * sizes_[last_level_].depth * joint_;
   return total;
 }
 
@@ -208,8 +222,8 @@ template <class T, class S>
 void Table<T, S>::cut_final(double before, double step) {
   const Level& final = level(final_);
   std::vector<int>& cut = cuts_[final_];
-  const double each = final_ > 0 ? double(chain_.height(final_)) * chain_.depth(final_) * chain_.width(final_) : 0;
-  const double row = fused_ ? double(cols_) * chain_.depth(last_level_) * chain_.joint() : 0;
+  const double each = final_ > 0 ? double(sizes_[final_].height) * sizes_[final_].depth * sizes_[final_].width : 0;
+  const double row = fused_ ? double(cols_) * sizes_[last_level_].depth * joint_ : 0;
   double reached = before;
   int t = 0;
   for (int slot = 0; slot < final.count; ++slot) {
@@ -225,16 +239,16 @@ void Table<T, S>::cut_final(double before, double step) {
 
 template <class T, class S>
 int Table<T, S>::block_height(int k) const {
-  const Int each = chain_.height(k) * std::max(chain_.depth(k), chain_.width(k)) * Int(sizeof(T));
+  const Int each = sizes_[k].height * std::max(sizes_[k].depth, sizes_[k].width) * Int(sizeof(T));
   return int(std::max<Int>(1, (q_.core_grads.empty() ? forward_bytes : backward_bytes) / each));
 }
 
 template <class T, class S>
 typename Table<T, S>::Scratch Table<T, S>::scratch(int k) const {
-  const Int rows = k > 0 ? std::min(block_height(k), level(k).count) * chain_.height(k) : 0;
-  const Int left = k > 0 ? rows * chain_.depth(k) : chain_.slice_size(0);
-  const Int slice = sizeof(S) == sizeof(T) || k == 0 ? 0 : chain_.slice_size(k);
-  const Int made = k > 0 ? rows * chain_.width(k) : chain_.slice_size(0);
+  const Int rows = k > 0 ? std::min(block_height(k), level(k).count) * sizes_[k].height : 0;
+  const Int left = k > 0 ? rows * sizes_[k].depth : sizes_[0].slice;
+  const Int slice = sizeof(S) == sizeof(T) || k == 0 ? 0 : sizes_[k].slice;
+  const Int made = k > 0 ? rows * sizes_[k].width : sizes_[0].slice;
   T* at = arena<T>().take(left + slice + 2 * made + 2 * cols_ + packed_size<T>);
   Scratch room;
   room.left = at;
@@ -250,8 +264,8 @@ typename Table<T, S>::Scratch Table<T, S>::scratch(int k) const {
 template <class T, class S>
 void Table<T, S>::pack_last() {
   if (!fused_) return;
-  const Int depth = chain_.depth(last_level_), width = chain_.width(last_level_), joint = chain_.joint();
-  const Int size = chain_.slice_size(last_level_), digits = chain_.row_factors[last_level_];
+  const Int depth = sizes_[last_level_].depth, width = sizes_[last_level_].width, joint = joint_;
+  const Int size = sizes_[last_level_].slice, digits = chain_.row_factors[last_level_];
   const bool as_stored = joint == 1 && sizeof(S) == sizeof(T);
   const bool transposed = !q_.core_grads.empty();
   if (!as_stored) packed_ = room_for<T>(digits * size);
@@ -276,11 +290,11 @@ void Table<T, S>::pack_last() {
 
 template <class T, class S>
 const T* Table<T, S>::slice(int k, int digit, T* room) const {
-  const S* from = core(k) + digit * chain_.slice_size(k);
+  const S* from = core(k) + digit * sizes_[k].slice;
   if constexpr (sizeof(S) == sizeof(T)) {
     return from;
   } else {
-    copy_in(chain_.slice_size(k), from, room);
+    copy_in(sizes_[k].slice, from, room);
     return room;
   }
 }
@@ -293,7 +307,7 @@ const T* Table<T, S>::first_slice(int prefix, T* room) const {
 // The left products that a block of level k extends, one below the other.
 template <class T, class S>
 void Table<T, S>::gather(int k, int begin, int end, T* to) const {
-  const Int size = chain_.left_size(k - 1);
+  const Int size = sizes_[k - 1].left;
   for (int slot = begin; slot < end; ++slot, to += size) {
     const int parent = level(k).parent[level(k).order[slot]];
     if (k == 1) {

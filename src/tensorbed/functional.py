@@ -56,9 +56,9 @@ def lookup(
         >>> tb.functional.lookup(layer.structure, layer.params(), torch.tensor([0, 24_999])).shape
         torch.Size([2, 256])
     """
-    asked = request(structure, params, index, impl)
-    if padding_idx is not None:
-        asked = asked._replace(padding_idx=padding_idx, padding_row=padding_row)
+    asked = request(structure, params, index, impl, padding_idx)
+    if padding_row is not None and padding_idx is not None:
+        asked = asked._replace(padding_row=padding_row)
     world = world_of(index)
     asked = handed_on(asked, world)
     rows = chosen(asked, world).compute([asked], world)
@@ -67,8 +67,16 @@ def lookup(
     return scale_by_frequency(rows, index, world) if scale_grad_by_freq else rows
 
 
-def request(structure: Structure, params: Params, index: Tensor, impl: str) -> Asked:
-    """What is asked of a table, its tensors and the dtype of the indices ``(*)`` checked."""
+def request(
+    structure: Structure,
+    params: Params,
+    index: Tensor,
+    impl: str,
+    padding_idx: int | None = None,
+    *,
+    checked: bool = False,
+) -> Asked:
+    """What is asked of a table, its tensors and the dtype of the indices ``(*)`` checked; their range may have been."""
     if not isinstance(index, Tensor) or index.dtype not in _INTEGERS:
         require_integer_indices(index)
     if impl != "auto":
@@ -76,7 +84,7 @@ def request(structure: Structure, params: Params, index: Tensor, impl: str) -> A
     check_params(structure, params)
     flat = index if index.dim() == 1 else index.reshape(-1)
     flat = flat if flat.dtype == torch.int64 else flat.long()
-    return Asked(structure, params, structure.made_of(params), flat, impl)
+    return Asked(structure, params, structure.made_of(params), flat, impl, padding_idx, checked=checked)
 
 
 class Pooling(NamedTuple):
@@ -139,8 +147,8 @@ def request_bags(
         if end < ids.shape[0]:  # torch's kernels would count what is beyond the last bag into it
             checked_indices(ids[end:], structure.rows, world)
             ids, weights = ids[:end], None if weights is None else weights[:end]
-    asked = request(structure, params, ids, impl)._replace(
-        padding_idx=padding_idx, bounds=bounds, weights=weights, mode=mode, by_frequency=by_frequency
+    asked = request(structure, params, ids, impl, padding_idx)._replace(
+        bounds=bounds, weights=weights, mode=mode, by_frequency=by_frequency
     )
     return asked, world
 
@@ -149,7 +157,7 @@ def request_columns(
     tables: Mapping[str, tuple[Structure, Params, Pooling]], ids: Tensor
 ) -> tuple[list[Asked], World]:  # (B, F)
     """One id of each table a row: bags of one id each are rows, and padding is zero."""
-    world, bounds = world_of(ids), torch.arange(ids.shape[0] + 1, device=ids.device)
+    world = world_of(ids)
     columns = ids.T.contiguous()  # once, for all that reads the ids of one table
     low, high = [0] * len(tables), [0] * len(tables)
     reads = world is World.EAGER and reads_values(ids.device)
@@ -161,11 +169,11 @@ def request_columns(
     for (name, (structure, params, pooling)), column, least, most in fields:
         if world is not World.EAGER or least < 0 or most >= structure.rows:
             column = checked_indices(column, structure.rows, world, name)
-        table = request(structure, params, column, pooling.impl)._replace(checked=reads or world is not World.EAGER)
+        checked = reads or world is not World.EAGER
+        table = request(structure, params, column, pooling.impl, pooling.padding_idx, checked=checked)
         if pooling.scale_grad_by_freq:
+            bounds = torch.arange(ids.shape[0] + 1, device=ids.device)
             table = table._replace(bounds=bounds, by_frequency=True)
-        if pooling.padding_idx is not None:
-            table = table._replace(padding_idx=pooling.padding_idx)
         asked.append(table)
     return asked, world
 

@@ -4,12 +4,21 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
+
+import pytest
+import torch.distributed as dist
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 PATIENCE = 240
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+needs_gloo = pytest.mark.skipif(
+    not dist.is_available() or not dist.is_gloo_available(), reason="this build of torch has no gloo"
+)
 
 
 def command(*arguments):
@@ -22,6 +31,47 @@ def run(*arguments, before=(), **options):
         words, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=PATIENCE, check=False, **options
     )
     return done.returncode, done.stdout, done.stderr
+
+
+def in_two_processes(task, config, data, folder, *more):
+    """The line of results of a run by torchrun."""
+    places = ("--data", data, "--out", folder, "--results", folder)
+    code, _, told = run(task, "--config", config, *places, *more, before=TORCHRUN)
+    assert code == 0, told
+    (record,) = results(folder, f"{task.replace('-', '_')}.jsonl")
+    return record
+
+
+def assert_two_processes_trained_as_one(two, one, rel=1e-3):
+    """Norms of gradients are compared too: after clipping, and with Adam, losses do not show a wrong factor."""
+    assert (two["processes"], two["total_parameters"]) == (2, one["total_parameters"])
+    validated = next(name for name in ("val_loss", "val_logloss") if name in one["epochs"][0])
+    for mine, theirs in zip(one["epochs"], two["epochs"], strict=True):
+        for name in ("train_loss", validated):
+            assert theirs[name] == pytest.approx(mine[name], rel=rel)
+        assert theirs["gradient_norm"] == pytest.approx(mine["gradient_norm"], rel=1e-3)
+
+
+class KillError(Exception):
+    """What ends a run that is killed."""
+
+
+@contextmanager
+def killed(monkeypatch, when):
+    """A run that is started in here is gone before the first step for which ``when(run, steps made)`` is true."""
+    from experiments.lab.training import Training
+
+    made, real = count(), Training.step
+
+    def step(run, batch):
+        if when(run, next(made)):
+            raise KillError
+        return real(run, batch)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Training, "step", step)
+        with pytest.raises(KillError):
+            yield
 
 
 def try_point(bench, dataset, format, point, *scores):

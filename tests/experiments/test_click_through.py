@@ -6,6 +6,7 @@ import os
 import pytest
 import small_files as tiny
 import torch
+from laboratory import assert_two_processes_trained_as_one, in_two_processes, killed, needs_gloo
 from laboratory import run as run_command
 
 pytest.importorskip("accelerate")
@@ -20,7 +21,7 @@ from experiments.lab.errors import ExperimentError
 from experiments.lab.rows import configured, row_names
 from experiments.lab.settings import How
 from experiments.lab.task import find
-from experiments.lab.training import Training, train
+from experiments.lab.training import train
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings, format_of
 from experiments.tasks.click_through.prepare import Preparation
 from experiments.tasks.click_through.prepared import Prepared, parquet_file
@@ -177,22 +178,37 @@ def test_a_model_learns_what_is_planted(criteo, tmp_path):
 def test_a_killed_run_goes_on_bit_for_bit(criteo, tmp_path, monkeypatch):
     row, how = tiny_run(criteo, tmp_path, epochs=2, validations=2)
     whole = train(TASK, row, How(data=criteo.folder, out=tmp_path / "whole", results=tmp_path))
-    left, real = [11], Training.step
-
-    def step(self, batch):
-        left[0] -= 1
-        if left[0] < 0:
-            raise KeyboardInterrupt
-        return real(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Training, "step", step)
-        with pytest.raises(KeyboardInterrupt):
-            train(TASK, row, how)
+    with killed(monkeypatch, lambda _, made: made == 11):
+        train(TASK, row, how)
     again = train(TASK, row, How(**{**vars(how), "resume": True}))
     for key in ("train_loss", "val_logloss", "val_AUC", "gradient_norm"):
         assert [epoch[key] for epoch in again["epochs"]] == [epoch[key] for epoch in whole["epochs"]]
     assert again["test_logloss"] == whole["test_logloss"]
+
+
+@needs_gloo
+@pytest.mark.slow
+def test_two_processes_train_as_one_does(criteo, tmp_path):
+    row, how = tiny_run(criteo, tmp_path, epochs=2, validations=2)
+    changed = (
+        "dataset",
+        "row",
+        "dim",
+        "hidden",
+        "format",
+        "rank",
+        "full_up_to",
+        "batch",
+        "lr",
+        "epochs",
+        "validations",
+    )
+    config = tiny.row(tmp_path / "row.toml", "", **{name: getattr(row, name) for name in changed})
+    one = train(TASK, configured(TASK, str(config), {}), how)
+    two = in_two_processes("click-through", config, criteo.folder, tmp_path / "two", "--accumulate", "2")
+    assert_two_processes_trained_as_one(two, one)
+    for name in ("test_logloss", "test_AUC"):
+        assert two[name] == pytest.approx(one[name], rel=1e-3)
 
 
 def test_data_that_is_missing_or_damaged_is_named(criteo, tmp_path):

@@ -3,19 +3,26 @@
 import random
 import signal
 import subprocess
-import sys
 
 import pytest
-import torch.distributed as dist
-from laboratory import ENVIRONMENT, PATIENCE, ROOT, command, losses, results, run
+from laboratory import (
+    ENVIRONMENT,
+    PATIENCE,
+    ROOT,
+    TORCHRUN,
+    assert_two_processes_trained_as_one,
+    command,
+    losses,
+    needs_gloo,
+    results,
+    run,
+)
 
 pytest.importorskip("accelerate")
 
 from experiments.lab.rows import configured
 from experiments.lab.task import find
 from experiments.lab.training import How, train
-
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 def arguments(row, data, out, *more):
@@ -56,10 +63,9 @@ def test_a_run_killed_at_any_step_or_stopped_by_ctrl_c_ends_as_if_nothing_had_ha
     assert losses(results(tmp_path / "cut")[0]) == losses(whole)
 
 
-@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this build of torch has no gloo")
+@needs_gloo
 @pytest.mark.parametrize("more", [("--accumulate", "2"), ("--fsdp", "--accumulate", "2")], ids=["ddp", "fsdp"])
 def test_two_processes_train_what_one_does_and_go_on_after_a_kill(row, sources, tmp_path, more):
-    """Norms of gradients are compared too: after clipping, and with Adam, losses do not show a wrong factor."""
     config = row(steps=36, validations=12, clip=1.0)
     one = alone(config, sources, tmp_path)
     words = arguments(config, sources, tmp_path / "two", "--checkpoint-steps", "1", *more)
@@ -68,12 +74,7 @@ def test_two_processes_train_what_one_does_and_go_on_after_a_kill(row, sources, 
     code, _, told = run(*words, "--resume", before=TORCHRUN)
     assert code == 0, told
     (two,) = results(tmp_path / "two")
-    assert two["processes"] == 2
-    assert two["total_parameters"] == one["total_parameters"]
-    for mine, theirs in zip(one["epochs"], two["epochs"], strict=True):
-        assert theirs["train_loss"] == pytest.approx(mine["train_loss"], rel=1e-4)
-        assert theirs["val_loss"] == pytest.approx(mine["val_loss"], rel=1e-4)
-        assert theirs["gradient_norm"] == pytest.approx(mine["gradient_norm"], rel=1e-3)
+    assert_two_processes_trained_as_one(two, one, rel=1e-4)
 
 
 def test_a_second_ctrl_c_ends_at_once_and_tells_so(row, sources, tmp_path):

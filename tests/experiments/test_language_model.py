@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 import small_files as tiny
 import torch
-import torch.distributed as dist
-from laboratory import losses, results, run
+from laboratory import assert_two_processes_trained_as_one, in_two_processes, killed, losses, needs_gloo
 from typer.testing import CliRunner
 
 pytest.importorskip("accelerate")
@@ -28,7 +27,6 @@ from experiments.tasks.language_model.model import RelativeAttention, Transforme
 
 TASK = find("language_model")
 WORDS = [f"word{k}" for k in range(30)]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 SIZE = {"vocabulary": 40, "dim": 8, "layers": 2, "heads": 2, "inner": 16, "dropout": 0.0, "batch": 3, "target": 5}
 SIZE |= {"memory": 7, "evaluation_target": 6, "evaluation_memory": 9, "steps": 8, "validations": 2}
 
@@ -337,19 +335,10 @@ def test_a_run_learns_and_tells_sizes_as_the_paper_counts(row, how):
 
 @pytest.mark.parametrize(("steps", "precision"), [(1, "fp32"), (5, "bf16")])
 def test_a_killed_run_goes_on_bit_for_bit_with_its_memory(how, tmp_path, monkeypatch, steps, precision):
-    row, left, real = settings(dropout=0.1, precision=precision), [steps], Training.step
+    row = settings(dropout=0.1, precision=precision)
     whole = losses(train(row, how(out=tmp_path / "whole")))
-
-    def step(self, batch):
-        if not left[0]:
-            raise KeyError
-        left[0] -= 1
-        return real(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Training, "step", step)
-        with pytest.raises(KeyError):
-            train(row, how(checkpoint_steps=1))
+    with killed(monkeypatch, lambda _, made: made == steps):
+        train(row, how(checkpoint_steps=1))
     assert losses(train(row, how(resume=True))) == whole
 
 
@@ -390,22 +379,16 @@ def test_novograd_has_the_betas_of_the_paper(monkeypatch):
     assert made.defaults["betas"] == (0.95, 0.25)
 
 
-@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this build of torch has no gloo")
+@needs_gloo
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--fsdp", "--accumulate", "2")], ids=["ddp", "fsdp"])
 def test_two_processes_train_one_table_for_both_ends_as_one_does(texts, how, tmp_path, more):
     named = {"dataset": "wikitext-2", "row": "tiny", "format": "tt", "ratio": 2.0}
     config = tiny.row(tmp_path / "row.toml", "", **{**SIZE, **named, "batch": 4})
     one = train(configured(TASK, str(config), {}), how())
-    places = ("--data", texts, "--out", tmp_path / "two", "--results", tmp_path / "two")
-    code, _, told = run("language-model", "--config", config, *places, *more, before=TORCHRUN)
-    assert code == 0, told
-    (two,) = results(tmp_path / "two", "language_model.jsonl")
-    assert (two["processes"], two["total_parameters"]) == (2, one["total_parameters"])
+    two = in_two_processes("language-model", config, texts, tmp_path / "two", *more)
+    assert_two_processes_trained_as_one(two, one)
     assert two["test_loss"] == pytest.approx(one["test_loss"], rel=1e-4)
-    for mine, theirs in zip(one["epochs"], two["epochs"], strict=True):
-        for name in ("train_loss", "val_loss", "gradient_norm"):
-            assert theirs[name] == pytest.approx(mine[name], rel=1e-3)
 
 
 # Generation

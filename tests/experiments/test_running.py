@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from laboratory import losses, results, try_point
+from laboratory import KillError, killed, losses, results, try_point
 
 pytest.importorskip("accelerate")
 
@@ -27,26 +27,13 @@ def started(row, sources, tmp_path):
     return start
 
 
-class KillError(Exception):
-    pass
-
-
 @pytest.fixture
 def cut(started, monkeypatch):
     """A run that is gone in its second epoch."""
 
-    def step(self, batch):
-        if self.state.epoch == 1:
-            raise KillError
-        return real(self, batch)
-
-    real = Training.step
-
     def start(*arguments, **options):
-        with monkeypatch.context() as patch:
-            patch.setattr(Training, "step", step)
-            with pytest.raises(KillError):
-                started(*arguments, **options)
+        with killed(monkeypatch, lambda run, _: run.state.epoch == 1):
+            started(*arguments, **options)
 
     return start
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 import small_files
 import torch
-from laboratory import losses
+from laboratory import KillError, killed, losses
 
 pytest.importorskip("accelerate")
 
@@ -45,27 +45,6 @@ def train(settings, how):
 
 def checkpoints(settings, how):
     return Checkpoints.of(TASK.name, settings, how)
-
-
-class KillError(Exception):
-    pass
-
-
-def killed(monkeypatch, steps, settings, how):
-    """A run that is gone after so many steps."""
-    left = [steps]
-    real = Training.step
-
-    def step(self, batch):
-        if not left[0]:
-            raise KillError
-        left[0] -= 1
-        return real(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Training, "step", step)
-        with pytest.raises(KillError):
-            train(settings, how)
 
 
 def test_a_run_tells_everything(settings, how):
@@ -121,7 +100,8 @@ def test_the_same_seed_gives_the_same_numbers_and_another_others(settings, how):
 def test_a_killed_run_goes_on_bit_for_bit(settings, how, tmp_path, monkeypatch, steps, precision):
     row = settings(precision=precision)
     whole = losses(train(row, how(out=tmp_path / "whole")))
-    killed(monkeypatch, steps, row, how(checkpoint_steps=1))
+    with killed(monkeypatch, lambda _, made: made == steps):
+        train(row, how(checkpoint_steps=1))
     assert losses(train(row, how(resume=True))) == whole
 
 
@@ -147,7 +127,8 @@ def test_a_run_killed_after_its_last_epoch_does_not_train_another(settings, how,
 
 
 def test_time_and_commits_of_all_starts_are_kept(settings, how, monkeypatch):
-    killed(monkeypatch, 5, settings(), how(checkpoint_steps=1))
+    with killed(monkeypatch, lambda _, made: made == 5):
+        train(settings(), how(checkpoint_steps=1))
     saved = checkpoints(settings(), how()).read()["state"]
     assert 0 < saved["seconds"] <= saved["total"]
     monkeypatch.setattr("experiments.lab.records.commit", lambda: "another")
@@ -242,7 +223,8 @@ def test_a_full_disk_stops_the_run_and_keeps_the_last_good_checkpoint(settings, 
 def test_a_checkpoint_of_something_else_is_refused_before_training(settings, how, tmp_path, monkeypatch):
     with pytest.raises(ExperimentError, match="there is no checkpoint"):
         train(settings(), how(resume=True))
-    killed(monkeypatch, 5, settings(), how(checkpoint_steps=1))
+    with killed(monkeypatch, lambda _, made: made == 5):
+        train(settings(), how(checkpoint_steps=1))
     with pytest.raises(ExperimentError, match=r"is of another configuration: lr 0.01 \(now 0.5\)\. Give the same"):
         train(settings(lr=0.5), how(resume=True))
     with pytest.raises(ExperimentError, match=r"is of another configuration: fsdp False \(now True\)"):
@@ -285,7 +267,8 @@ class Stream:
 def test_a_stream_goes_on_where_it_was(settings, how, tmp_path, monkeypatch, steps):
     monkeypatch.setattr(type(TASK), "batches", lambda self, settings, data: Stream(lanes_of(data.train, 4, "training")))
     whole = losses(train(settings(), how(out=tmp_path / "whole")))
-    killed(monkeypatch, steps, settings(), how(checkpoint_steps=1))
+    with killed(monkeypatch, lambda _, made: made == steps):
+        train(settings(), how(checkpoint_steps=1))
     assert losses(train(settings(), how(resume=True))) == whole
 
 
@@ -329,5 +312,6 @@ def test_novograd_trains_and_goes_on_bit_for_bit(settings, how, tmp_path, monkey
     whole = train(row, how(out=tmp_path / "whole"))
     first, *_, last = whole["epochs"]
     assert last["val_perplexity"] < first["val_perplexity"]
-    killed(monkeypatch, 7, row, how(checkpoint_steps=1))
+    with killed(monkeypatch, lambda _, made: made == 7):
+        train(row, how(checkpoint_steps=1))
     assert losses(train(row, how(resume=True))) == losses(whole)

@@ -2,14 +2,12 @@
 
 import json
 import math
-import sys
 
 import pytest
 import small_files as tiny
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
-from laboratory import results, run
+from laboratory import assert_two_processes_trained_as_one, in_two_processes, killed, needs_gloo
 from typer.testing import CliRunner
 
 pytest.importorskip("accelerate")
@@ -28,7 +26,6 @@ from experiments.tasks.translation.model import END, PAD, Translator
 from experiments.tasks.translation.tokens import trained_tokenizer
 
 TASK = find("translation")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 SIZE = {"vocabulary": 280, "dim": 8, "layers": 1, "heads": 2, "inner": 16, "dropout": 0.0, "positions": 40}
 SIZE |= {"batch": 120, "steps": 6, "validations": 2, "precision": "fp32"}
 FULL = {"format": "full"}
@@ -261,23 +258,14 @@ def tensor_of(tokenizer):
 
 def test_a_killed_run_goes_on_bit_for_bit_and_only_with_its_own_vocabulary(how, multi30k, tmp_path, monkeypatch):
     pytest.importorskip("sacrebleu")
-    row, left, real = settings(dropout=0.1, validations=1, **TRAIN), [4], Training.step
+    row = settings(dropout=0.1, validations=1, **TRAIN)
 
     def figures(record):
         return [(epoch["train_loss"], epoch["val_loss"], epoch["val_BLEU"]) for epoch in record["epochs"]]
 
     whole = figures(train(row, how(out=tmp_path / "whole")))
-
-    def step(self, batch):
-        if not left[0]:
-            raise KeyError
-        left[0] -= 1
-        return real(self, batch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Training, "step", step)
-        with pytest.raises(KeyError):
-            train(row, how(checkpoint_steps=1))
+    with killed(monkeypatch, lambda _, made: made == 4):
+        train(row, how(checkpoint_steps=1))
     untouched = (multi30k / "multi30k" / "train.en.gz").read_bytes()
     tiny.change_lines(multi30k / "multi30k" / "train.en.gz", lambda lines: [line + b" zebra" for line in lines])
     with pytest.raises(ExperimentError, match=r"was made with other data: .*'vocabulary': \[280, .* now "):
@@ -286,7 +274,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_only_with_its_own_vocabulary(how, 
     assert figures(train(row, how(resume=True))) == whole
 
 
-@pytest.mark.skipif(not dist.is_available() or not dist.is_gloo_available(), reason="this build of torch has no gloo")
+@needs_gloo
 @pytest.mark.slow
 @pytest.mark.parametrize("more", [("--accumulate", "2"), ("--fsdp",)], ids=["ddp", "fsdp"])
 def test_two_processes_train_and_translate_as_one_does(multi30k, how, tmp_path, more):
@@ -294,13 +282,7 @@ def test_two_processes_train_and_translate_as_one_does(multi30k, how, tmp_path, 
     named = {"dataset": "multi30k", "row": "tiny", **TRAIN}
     config = tiny.row(tmp_path / "row.toml", "", **{**SIZE, **named})
     one = train(configured(TASK, str(config), {}), how())
-    places = ("--data", multi30k, "--out", tmp_path / "two", "--results", tmp_path / "two")
-    code, _, told = run("translation", "--config", config, *places, *more, before=TORCHRUN)
-    assert code == 0, told
-    (two,) = results(tmp_path / "two", "translation.jsonl")
-    assert (two["processes"], two["total_parameters"]) == (2, one["total_parameters"])
+    two = in_two_processes("translation", config, multi30k, tmp_path / "two", *more)
+    assert_two_processes_trained_as_one(two, one)
     assert two["test_loss"] == pytest.approx(one["test_loss"], rel=1e-4)
     assert two["test_BLEU"] == pytest.approx(one["test_BLEU"], abs=1e-6)
-    for mine, theirs in zip(one["epochs"], two["epochs"], strict=True):
-        for name in ("train_loss", "val_loss", "gradient_norm"):
-            assert theirs[name] == pytest.approx(mine[name], rel=1e-3)

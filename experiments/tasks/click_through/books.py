@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +10,11 @@ import duckdb
 import ibis
 import torch
 
-from experiments.lab.batches import Batch, Epochs
+from experiments.lab.batches import Batch
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.click_through import expressions
 from experiments.tasks.click_through.criteo import MISSING
-from experiments.tasks.click_through.model import ClickThroughSettings
+from experiments.tasks.click_through.in_memory import InMemory
 from experiments.tasks.click_through.prepared import SPLITS
 from experiments.tasks.click_through.rows import LABEL, batch_of, numbers_of
 
@@ -29,31 +27,7 @@ COLUMNS = {
 _LIKED = 8  # of 10; a rating of 0 is none
 
 
-@dataclass(frozen=True)
-class Books:
-    """Rows of numbers by split, and how many of its values training has not seen."""
-
-    tables: Mapping[str, int]
-    splits: Mapping[str, Batch]
-    unseen: Mapping[str, Mapping[str, float]]  # shares by split and feature
-    maps: int
-
-    def sizes(self) -> dict[str, Any]:
-        return {**{split: [batch.rows] for split, batch in self.splits.items()}, "maps": self.maps}
-
-    def training(self, settings: ClickThroughSettings) -> Epochs:
-        train = self.splits["train"].take(slice(settings.rows))
-        return Epochs([train], settings.batch, settings.seed, settings.epochs, settings.validations)
-
-    def in_order(self, settings: ClickThroughSettings, split: str) -> Iterator[Batch]:
-        return Epochs([self.splits[split].take(slice(settings.rows))], settings.batch).batches()
-
-    def told(self) -> dict[str, Any]:
-        """For the line of results."""
-        return {"unseen": self.unseen}
-
-
-def load(folder: Path, least: int) -> Books:
+def load(folder: Path, least: int) -> InMemory:
     """Explicit ratings alone, split by a hash of reader and book."""
     connection = ibis.duckdb.connect()
     try:
@@ -71,7 +45,7 @@ def load(folder: Path, least: int) -> Books:
         raise ExperimentError(f"{folder / NAME}: {' '.join(str(error).split())[:300]} Copy it anew.") from None
     finally:
         connection.disconnect()
-    return Books(tables, splits, unseen, zlib.crc32(splits["train"]["ids"].numpy().tobytes()))
+    return InMemory(tables, splits, unseen, zlib.crc32(splits["train"]["ids"].numpy().tobytes()))
 
 
 def read(connection: Any, folder: Path, name: str) -> Any:

@@ -35,7 +35,7 @@ class Scorer:
             told = f"{data} has the maps of another data set than {checkpoint} was trained with"
             raise ExperimentError(f"{told}; give the --data of its run.")
         self.bins = str(prepared.options["bins"])
-        self.maps = [[np.load(path, mmap_mode="r") for path in map_files(data, feature)] for feature in prepared.tables]
+        self.maps = [[mapped(path) for path in map_files(data, feature)] for feature in prepared.tables]
         self.model = ClickModel(settings, prepared.tables)
         self.model.load_state_dict(tensors)
         self.model.eval()
@@ -56,6 +56,11 @@ class Scorer:
         return np.stack(codes, axis=1)
 
 
+def mapped(path: Path) -> Array:
+    """An array that stays in its file; as a plain one, since the class of such arrays makes each look at it slow."""
+    return np.asarray(np.load(path, mmap_mode="r"))
+
+
 in_bins = lru_cache(100_000)(lambda field, bins: number_in_bins(field, bins) if field else field)
 
 
@@ -63,8 +68,9 @@ def found_codes(known: Array, codes: Array, values: Sequence[str]) -> Array:
     """The number beside each value in the sorted array; a value too long for the array is in none."""
     given = np.array(values, dtype=np.bytes_)
     sought = given.astype(known.dtype)  # or else the whole array would be made as wide as the values
-    places = np.minimum(np.searchsorted(known, sought), len(known) - 1)
-    return np.where((known[places] == sought) & (sought == given), codes[places], np.int32(UNSEEN))
+    places = known.searchsorted(sought)
+    places[places == len(known)] = 0  # any place will do: what stands there is another value
+    return np.where(known[places] == given, codes[places], np.int32(UNSEEN))
 
 
 def checked_row(line: bytes, number: int) -> str:

@@ -22,7 +22,7 @@ from experiments.tasks.click_through.model import ClickModel, ClickThroughSettin
 if TYPE_CHECKING:
     from experiments.lab.training import Training
 
-DATASETS = ("book-crossing", "criteo", "synthetic")
+DATASETS = ("book-crossing", "criteo", "criteo-coded", "synthetic")
 
 
 class ClickThrough(Task):
@@ -43,11 +43,13 @@ class ClickThrough(Task):
         check_folder(folder)
         area_under_curve(torch.tensor([0.0, 1.0]), torch.tensor([0.0, 1.0]))  # before anything long is begun
         try:
-            from experiments.tasks.click_through import books, prepared, synthetic
+            from experiments.tasks.click_through import books, coded, prepared, synthetic
         except ImportError as error:
             raise ExperimentError(f"click-through needs pip install '.[experiments]' ({error}).") from None
         if folder is None or settings.dataset == "synthetic":
             return synthetic.Synthetic.of_size(settings.values)
+        if settings.dataset == "criteo-coded":
+            return coded.load(folder)
         return prepared.Prepared.open(folder) if settings.dataset == "criteo" else books.load(folder, settings.least)
 
     def model(self, settings: ClickThroughSettings, data: Any) -> nn.Module:

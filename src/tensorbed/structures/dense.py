@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Self
 
 import torch
@@ -27,13 +27,22 @@ class DenseMatrix(Structure):
     takes_half = True  # to compute in single precision would take another table
     row_tensor = "table"
 
+    specs: tuple[TensorSpec, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.hold(specs=(TensorSpec("table", (self.rows, self.cols)),))
+
     def tensors(self) -> tuple[TensorSpec, ...]:
-        return (TensorSpec("table", (self.rows, self.cols)),)
+        return self.specs
 
     def take(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
         table = p["table"]
         # Its gradient is faster than that of index_select, and adds up half precision in half precision.
         return F.embedding(index, table) if table.itemsize >= 4 else table.index_select(0, index)
+
+    def eager_rows(self, p: Params, index: Tensor) -> Tensor:  # (n,) -> (n, cols)
+        return self.take(p, index)  # which is in its dtype
 
     def full(self, p: Params) -> Tensor:  # -> (rows, cols)
         return p["table"].view_as(p["table"])

@@ -172,7 +172,8 @@ class Planned:
             torch.get_num_threads(),
         )
         of_weights = [scale.to(self.dtype) if weights else None for scale in scales if scale is not None]
-        return [*[gradient.to(self.dtype) for gradient in made], *of_weights]
+        narrow = made if wide == self.dtype else [gradient.to(self.dtype) for gradient in made]
+        return [*narrow, *of_weights]
 
     def _columns(self, joined: Tensor) -> list[int]:
         """Where each table's columns begin in ``(rows, sum of cols)``."""
@@ -317,10 +318,10 @@ class Native(Backend):
     def compute(self, asked: Sequence[Asked], world: World) -> Tensor:
         first = asked[0]
         if world is World.EAGER and _pools(first):
-            # Of rows of one table without a padding row everything was looked at to choose this backend.
-            if len(asked) == 1 and first.padding_row is None and first.bounds is None:
-                return compute([_table(first)], checked=True)
-            return compute(list(map(_table, asked)))
+            # Of rows without a padding row everything was looked at to choose this backend, and that tables have as
+            # many is known where their ids are columns of one batch.
+            known = all(table.padding_row is None and table.bounds is None for table in asked)
+            return compute(list(map(_table, asked)), known and (len(asked) == 1 or all(t.checked for t in asked)))
         return super().compute(asked, world)
 
     def compute_table(self, asked: Asked, world: World) -> Tensor:
