@@ -297,7 +297,7 @@ def check_impl(structure: Structure, impl: str) -> None:
     """A way of computing rows that this structure knows, or an error that lists them."""
     if impl not in structure.impls:
         allowed = ", ".join(f'"{name}"' for name in structure.impls)
-        why = BACKENDS[impl].absent() if impl in BACKENDS else ""
+        why = BACKENDS[impl].absent() if isinstance(impl, str) and impl in BACKENDS else ""
         reason = f" cannot be had: {why}; or" if why else ":"
         raise ValueError(f"impl={impl!r} for {structure.kind}{reason} choose one of {allowed}.")
 

@@ -10,4 +10,4 @@ from tensorbed.backends.triton.backend import Triton
 from tensorbed.dispatch import BACKENDS
 
 # The last is asked first.
-BACKENDS.update({backend.name: backend for backend in (Reference(), Torch(), Native(), Triton())})
+BACKENDS.update({backend.name: backend for backend in (Reference(), Torch(), Triton(), Native())})

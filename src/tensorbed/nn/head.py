@@ -304,8 +304,7 @@ class Head(StructuredTable):
         """
         asked = replace(self.vocabulary(), impl=self.impl)
         found = explain(asked, vectors, self.memory_budget, training=training, reduction=reduction)
-        path = "reference, all logits at once" if self.impl == "reference" else found.path
-        return replace(found, path=path)
+        return replace(found, path="reference, all logits at once") if self.impl == "reference" else found
 
     def vocabulary(self, bias: Tensor | None = None) -> Vocabulary:
         """The table as what hidden vectors are scored against, with this head's bias or another."""
