@@ -89,9 +89,9 @@ def imported(*places):
 def test_extras_bring_what_is_imported(extras, places):
     brought = names(line for name in extras for line in EXTRAS[name]) | names(PROJECT["project"]["dependencies"])
     # Of the integration: sentence-transformers is used where it is. torchTT is built by make bench. What the demo does
-    # not use of the laboratory is an optimiser, and what fetches public data. Spark has an extra of its own, and
-    # FBTT-Embedding is on no index.
-    others = {"sentence_transformers", "torchtt", "pytorch-optimizer", "pyspark", "tt_embeddings_ops"}
+    # not use of the laboratory is an optimiser, and what fetches public data. Spark and
+    # Triton have extras of their own, make installs TorchRec apart, and FBTT-Embedding is on no index.
+    others = {"sentence_transformers", "torchtt", "pytorch-optimizer", "pyspark", "triton", "torchrec", "tt_embeddings_ops"}
     others |= {"datasets"} if extras == ("demo",) else set()
     assert imported(*places) - brought <= others
 

@@ -320,8 +320,10 @@ class Native(Backend):
         if world is World.EAGER and _pools(first):
             # Of rows without a padding row everything was looked at to choose this backend, and that tables have as
             # many is known where their ids are columns of one batch.
-            known = all(table.padding_row is None and table.bounds is None for table in asked)
-            return compute(list(map(_table, asked)), known and (len(asked) == 1 or all(t.checked for t in asked)))
+            known = first.padding_row is None and first.bounds is None
+            if len(asked) > 1:
+                known = all(table.checked and table.padding_row is None and table.bounds is None for table in asked)
+            return compute(list(map(_table, asked)), known)
         return super().compute(asked, world)
 
     def compute_table(self, asked: Asked, world: World) -> Tensor:
