@@ -26,7 +26,7 @@ CODED = {
     "rotated": tb.ProductQuantized(parts=6, rotate=True),
 }
 ROWS, COLS, TOKENS = 90, 12, 11
-LITTLE = 4 * 20 * TOKENS  # bytes: of so little memory tiles are some rows and some vectors
+LITTLE = 4 * 60 * TOKENS  # bytes: of so little memory tiles are some rows and some vectors
 
 
 def head_of(format, **options):
@@ -57,9 +57,12 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("memory_budget", [None, LITTLE], ids=["any memory", "little memory"])
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("name", FORMATS)
+# Every option once, and every format in more than one tile.
+CASES = [("train", options, None) for options in OPTIONS]
+CASES += [(name, "weighted and smoothed", LITTLE) for name in FORMATS]
+
+
+@pytest.mark.parametrize(("name", "options", "memory_budget"), CASES)
 def test_the_loss_and_its_gradients_are_those_of_all_logits(name, options, memory_budget):
     head = head_of(FORMATS[name], bias=True, impl="triton", memory_budget=memory_budget)
     torch.nn.init.normal_(head.bias)
@@ -168,8 +171,7 @@ def test_where_there_are_no_kernels_their_name_says_why(monkeypatch):
             call()
 
 
-@pytest.mark.parametrize("memory_budget", [None, LITTLE], ids=["any memory", "little memory"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(("name", "memory_budget"), [*((name, None) for name in FORMATS), ("train", LITTLE)])
 def test_a_step_of_a_head_waits_for_no_device(name, memory_budget, monkeypatch):
     monkeypatch.setattr(native, "available", False)
     head = head_of(FORMATS[name], bias=True, impl="triton", memory_budget=memory_budget)
