@@ -122,7 +122,7 @@ def timed(step: Callable[[], object], device: torch.device, rounds: int) -> floa
             started = time.perf_counter()
             step()
             found.append(1e3 * (time.perf_counter() - started))
-    return median(found)
+    return float(median(found))
 
 
 def measured(layer: nn.Module, workload: Workload, dtype: torch.dtype, device: torch.device, rounds: int) -> Any:
@@ -131,7 +131,8 @@ def measured(layer: nn.Module, workload: Workload, dtype: torch.dtype, device: t
 
     def output() -> Tensor:
         made = layer(ids)
-        return made[0] if isinstance(made, tuple) else made
+        pooled: Tensor = made[0] if isinstance(made, tuple) else made
+        return pooled
 
     def forward() -> None:
         with torch.no_grad():

@@ -91,7 +91,15 @@ def test_extras_bring_what_is_imported(extras, places):
     # Of the integration: sentence-transformers is used where it is. torchTT is built by make bench. What the demo does
     # not use of the laboratory is an optimiser, and what fetches public data. Spark and
     # Triton have extras of their own, make installs TorchRec apart, and FBTT-Embedding is on no index.
-    others = {"sentence_transformers", "torchtt", "pytorch-optimizer", "pyspark", "triton", "torchrec", "tt_embeddings_ops"}
+    others = {
+        "sentence_transformers",
+        "torchtt",
+        "pytorch-optimizer",
+        "pyspark",
+        "triton",
+        "torchrec",
+        "tt_embeddings_ops",
+    }
     others |= {"datasets"} if extras == ("demo",) else set()
     assert imported(*places) - brought <= others
 

@@ -119,7 +119,7 @@ def layout_of(chains: tuple[Chain, ...], counts: tuple[int, ...], skipped: tuple
         widest = tuple(max(_sizes(chain, k)[at] for chain in chains) for at in range(3))
         sums = (slot - first_slot, group - first_group, made, partial, most_tiles, most_chunks)
         levels.append(Level(*sums, *widest))
-    after = Cell(*[0] * 10, gradient, 0, slot, group, *[0] * 5)  # where the last level ends
+    after = Cell(*(0,) * 10, gradient, 0, slot, group, *(0,) * 5)  # where the last level ends
     numbers = tuple(number for cell in (*cells, after) for number in cell)
     cols = tuple(chain.cols for chain in chains)
     return Layout(numbers, tuple(levels), len(chains), sum(counts), slot, group, cols, tiles, chunk)
@@ -210,7 +210,8 @@ def pooling_of(
         # Every table gives as many rows.
         own = torch.arange(plan.layout.total, device=plan.device) % counts[0]
         return Bags(own, plan.kept, plan.kept, None)
-    ends, starts = [], []
+    ends: list[Tensor] = []
+    starts: list[int] = []
     for own, count in zip(bounds, counts, strict=True):
         starts.append(sum(counts[: len(starts)]))
         ends.append(own.clamp(0, count))
