@@ -89,7 +89,8 @@ def build_wheels(archive: Path, environments: Mapping[int, Path]) -> dict[int, P
 def names_in(file: Path) -> list[str]:
     """Files of an archive, below its root."""
     if file.suffix == ".whl":
-        return zipfile.ZipFile(file).namelist()
+        with zipfile.ZipFile(file) as wheel:
+            return wheel.namelist()
     with tarfile.open(file) as archive:
         return [member.name.partition("/")[2] for member in archive.getmembers() if member.isfile()]
 
