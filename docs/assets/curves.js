@@ -2,7 +2,7 @@
 "use strict";
 
 (() => {
-  const HEIGHT = 340, LEFT = 58, RIGHT = 12, TOP = 12, BOTTOM = 46;
+  const HEIGHT = 340, LEFT = 72, RIGHT = 12, TOP = 12, BOTTOM = 46;
   // Legible on white and on black, as those of pages/pictures.py.
   const COLOURS = ["#2f7fd8", "#e0793a", "#1f9d76", "#b5479a", "#a3841c", "#d1495b", "#6a5acd", "#2a93a8", "#8a6d5b", "#64748b", "#4d8f2f"];
 
