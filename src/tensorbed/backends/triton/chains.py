@@ -288,7 +288,7 @@ def compute(tables: Sequence[Table], checked: bool = False) -> Tensor:  # -> (n 
     """What is asked of tables of one order, differentiable in the cores and the weights."""
     cores, weights = by_level(tables), [table.weights for table in tables if table.weights is not None]
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*cores, *weights)):
-        made: Tensor = _Compute.apply(tables, checked, len(cores), *cores, *weights)  # type: ignore[no-untyped-call]
+        made: Tensor = _Compute.apply(tables, checked, len(cores), *cores, *weights)
         return made
     return Call(tables, checked).forward(cores)
 
