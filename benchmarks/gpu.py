@@ -109,7 +109,7 @@ def timed(step: Callable[[], object], device: torch.device, rounds: int) -> floa
     """Milliseconds, the median round."""
     for _ in range(_WARM_UP):
         step()
-    found = []
+    found: list[float] = []
     for _ in range(rounds):
         if device.type == "cuda":
             begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -117,12 +117,12 @@ def timed(step: Callable[[], object], device: torch.device, rounds: int) -> floa
             step()
             end.record()
             end.synchronize()
-            found.append(begin.elapsed_time(end))
+            found.append(float(begin.elapsed_time(end)))
         else:
             started = time.perf_counter()
             step()
             found.append(1e3 * (time.perf_counter() - started))
-    return float(median(found))
+    return median(found)
 
 
 def measured(layer: nn.Module, workload: Workload, dtype: torch.dtype, device: torch.device, rounds: int) -> Any:
@@ -131,8 +131,8 @@ def measured(layer: nn.Module, workload: Workload, dtype: torch.dtype, device: t
 
     def output() -> Tensor:
         made = layer(ids)
-        pooled: Tensor = made[0] if isinstance(made, tuple) else made
-        return pooled
+        out: Tensor = made[0] if isinstance(made, tuple) else made
+        return out
 
     def forward() -> None:
         with torch.no_grad():

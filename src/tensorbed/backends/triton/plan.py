@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
@@ -119,7 +120,7 @@ def layout_of(chains: tuple[Chain, ...], counts: tuple[int, ...], skipped: tuple
         widest = tuple(max(_sizes(chain, k)[at] for chain in chains) for at in range(3))
         sums = (slot - first_slot, group - first_group, made, partial, most_tiles, most_chunks)
         levels.append(Level(*sums, *widest))
-    after = Cell(*(0,) * 10, gradient, 0, slot, group, *(0,) * 5)  # where the last level ends
+    after = cells[-1]._replace(gradient=gradient, slot=slot, group=group)  # where the last level ends
     numbers = tuple(number for cell in (*cells, after) for number in cell)
     cols = tuple(chain.cols for chain in chains)
     return Layout(numbers, tuple(levels), len(chains), sum(counts), slot, group, cols, tiles, chunk)
@@ -210,13 +211,8 @@ def pooling_of(
         # Every table gives as many rows.
         own = torch.arange(plan.layout.total, device=plan.device) % counts[0]
         return Bags(own, plan.kept, plan.kept, None)
-    ends: list[Tensor] = []
-    starts: list[int] = []
-    for own, count in zip(bounds, counts, strict=True):
-        starts.append(sum(counts[: len(starts)]))
-        ends.append(own.clamp(0, count))
-    table_bounds = torch.stack(ends)
-    begins = launching.on_device(tuple(starts), plan.device)[:, None]
+    table_bounds = torch.stack([own.clamp(0, count) for own, count in zip(bounds, counts, strict=True)])
+    begins = launching.on_device(tuple(accumulate(counts[:-1], initial=0)), plan.device)[:, None]
     joined, per_table = (table_bounds + begins).reshape(-1), table_bounds.shape[1]
     found = torch.searchsorted(joined, torch.arange(plan.layout.total, device=plan.device), right=True) - 1
     bags_of = found % per_table
