@@ -50,7 +50,7 @@ def read(path: Path) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:  # -> (
     return rows
 
 
-def shares_unseen(train: np.ndarray, others: np.ndarray) -> dict[str, float]:  # type: ignore[type-arg]
+def shares_unseen(train: np.ndarray, others: np.ndarray) -> dict[str, float]:
     """The share of rows with a value that no training row has, by feature."""
     pairs = zip(FEATURES, train.T[1:], others.T[1:], strict=True)
     return {name: float(1 - np.isin(other, known).mean()) for name, known, other in pairs}
