@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from experiments.tasks.click_through.criteo import FEATURES, FIELDS, NUMBERS, nu
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings
 from experiments.tasks.click_through.prepared import UNSEEN, Prepared, map_files
 
+_LATELY = 10_000  # fields of a feature that are kept at hand
 _BLOCK = 1 << 20  # bytes that are read at a time, or as many as there are
 Array = np.ndarray[Any, Any]
 
@@ -34,8 +34,8 @@ class Scorer:
         if int(tensors["maps"]) != prepared.maps:
             told = f"{data} has the maps of another data set than {checkpoint} was trained with"
             raise ExperimentError(f"{told}; give the --data of its run.")
-        self.bins = str(prepared.options["bins"])
-        self.maps = [[mapped(path) for path in map_files(data, feature)] for feature in prepared.tables]
+        bins = str(prepared.options["bins"])
+        self.codes = [Codes(map_files(data, name), bins if name in NUMBERS else None) for name in prepared.tables]
         self.model = ClickModel(settings, prepared.tables)
         self.model.load_state_dict(tensors)
         self.model.eval()
@@ -49,19 +49,30 @@ class Scorer:
     def ids(self, rows: Sequence[str]) -> Array:  # -> (rows, features)
         """Numbers of the values, that of unseen ones where the maps have none."""
         columns = zip(*(row.split("\t")[-len(FEATURES) :] for row in rows), strict=True)
-        codes = []
-        for name, column, (known, numbers) in zip(FEATURES, columns, self.maps, strict=True):
-            values = [in_bins(field, self.bins) for field in column] if name in NUMBERS else column
-            codes.append(found_codes(known, numbers, values))
-        return np.stack(codes, axis=1)
+        return np.array([of(column) for of, column in zip(self.codes, columns, strict=True)]).T
+
+
+class Codes:
+    """Numbers of a feature's fields: those of fields seen lately at hand, all others in the sorted arrays."""
+
+    def __init__(self, files: tuple[Path, Path], bins: str | None) -> None:
+        self.known, self.numbers = map(mapped, files)
+        self.bins = bins  # of a number, None for a category
+        self.lately: dict[str, int] = {}
+
+    def __call__(self, fields: Sequence[str]) -> list[int]:
+        if len(self.lately) > _LATELY:
+            self.lately.clear()
+        missing = list(set(fields).difference(self.lately))
+        if missing:
+            values = missing if self.bins is None else [f and number_in_bins(f, self.bins) for f in missing]
+            self.lately.update(zip(missing, found_codes(self.known, self.numbers, values).tolist(), strict=True))
+        return list(map(self.lately.__getitem__, fields))
 
 
 def mapped(path: Path) -> Array:
     """An array that stays in its file; as a plain one, since the class of such arrays makes each look at it slow."""
     return np.asarray(np.load(path, mmap_mode="r"))
-
-
-in_bins = lru_cache(100_000)(lambda field, bins: number_in_bins(field, bins) if field else field)
 
 
 def found_codes(known: Array, codes: Array, values: Sequence[str]) -> Array:
