@@ -97,22 +97,25 @@ def cells_of(page):
 
 
 def run_page(page, run_command):
-    """Run the blocks of a page in order, in one namespace and in the current folder; compare what they print."""
+    """Run the blocks of a page in order, in one namespace and in the current folder; compare what they print.
+
+    The lines of the page at which those that were run begin.
+    """
     module = types.ModuleType("a_page_that_is_run")
     sys.modules[module.__name__] = module  # dataclasses look for the module of their class
+    allowed = [block for block in blocks_of(page) if block.reason is None]
     try:
-        for block in blocks_of(page):
-            if block.reason is None:
-                run_block(block, vars(module), run_command)
+        return [block.line for block in allowed if run_block(block, vars(module), run_command)]
     finally:
         del sys.modules[module.__name__]
 
 
 def run_block(block, names, run_command):
+    """Whether there was anything in it to run."""
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         if block.is_session:
             run_session(block, names)
-            return
+            return True
         if block.is_python:
             # Empty lines before it, so that a traceback shows the line of the page.
             before = "\n" * (block.line - 1) if block.page.suffix == ".md" else ""
@@ -122,6 +125,7 @@ def run_block(block, names, run_command):
     if block.output is not None and (block.is_python or block.commands):
         where = f"{block.page.name}, line {block.line}"
         assert same_text(block.output, printed.getvalue()), f"{where} prints\n{printed.getvalue()}"
+    return block.is_python or bool(block.commands)
 
 
 def run_session(block, names):

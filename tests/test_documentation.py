@@ -77,14 +77,14 @@ def run_command(arguments):
 @pytest.mark.parametrize("page", [page for page in PAGES if any(map(runs, BLOCKS[page]))], ids=name_of)
 def test_blocks_of_a_page_run_and_print_what_it_shows(page, folder):
     put_models(folder, BLOCKS[page])
-    run_page(page, run_command)
+    assert run_page(page, run_command) == [block.line for block in BLOCKS[page] if runs(block)]
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name_of)
 def test_cells_of_a_notebook_run_and_print_what_they_show(notebook, folder, monkeypatch):
     monkeypatch.setenv("MPLBACKEND", "Agg")
     put_models(folder, BLOCKS[notebook])
-    run_page(notebook, run_command)
+    assert run_page(notebook, run_command) == [block.line for block in BLOCKS[notebook] if runs(block)]
 
 
 def test_few_blocks_are_not_executed_and_each_says_why():

@@ -78,8 +78,10 @@ def test_several_tables():
         cores, ids = drawn(chain, 8, torch.float32, seed=at)
         leaves += cores
         tables.append(Table(chain, cores, ids, torch.tensor([0, 3, 8]), mean=at == 1))
-    with NoWaits():
-        torch.autograd.grad(compute(tables).sum(), leaves)
+    with NoWaits() as mode:
+        grads = torch.autograd.grad(compute(tables).sum(), leaves)
+    assert {"sort", "cumsum"} <= mode.seen
+    assert all(grad.shape == leaf.shape and grad.any() for grad, leaf in zip(grads, leaves, strict=True))
 
 
 LAYERS = {
@@ -108,6 +110,7 @@ def test_a_training_step_of_a_collection(jagged):
     given = {name: (ids.T[at].repeat(2), torch.tensor([0, 1])) for at, name in enumerate(sizes)} if jagged else ids
     with NoWaits():
         fields(given)[0].square().sum().backward()
+    assert all(p.grad is not None and p.grad.any() for p in fields.parameters())
 
 
 @pytest.mark.skipif(triton.interpreted, reason="graphs of CUDA are captured on a GPU")
