@@ -16,7 +16,7 @@ from experiments.tasks.click_through.criteo import FEATURES
 DIM, RANK, BUCKETS = 16, 16, 100_000
 SMALL = 2_000  # tables of at most so many rows are full, whatever the format
 RATE = 5e-4
-FULL, HASHED, TRAIN = "full", "hashed", "tensor train"
+FULL, HASHED, TRAIN, LONGER = "full", "hashed", "tensor train", "tensor train of 4 cores"
 SPARSE, TORCHREC = "nn.EmbeddingBag sparse", "TorchRec fused"
 
 Sizes = Mapping[str, int]  # rows by field
@@ -109,8 +109,10 @@ def hashed(rows: int) -> tb.EmbeddingBag:
     return tb.EmbeddingBag(rows, DIM, tb.Hashed(buckets=BUCKETS), mode="sum") if rows > BUCKETS else dense(rows)
 
 
-def train(rows: int) -> tb.EmbeddingBag:
-    return tb.EmbeddingBag(rows, DIM, tb.TensorTrain(rank=RANK), mode="sum") if rows > SMALL else dense(rows)
+def train(order: int) -> Callable[[int], tb.EmbeddingBag]:
+    """Tensor trains of so many cores: the paper has three and four."""
+    format = tb.TensorTrain(rank=RANK, order=order)
+    return lambda rows: tb.EmbeddingBag(rows, DIM, format, mode="sum") if rows > SMALL else dense(rows)
 
 
 def adam(parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -134,7 +136,8 @@ CONTESTANTS = {
     # Weight, gradient and the two moments of Adam.
     FULL: Contestant(lambda sizes: Own(sizes, dense), adam, lambda ids: ids, of_all_rows(4 * DIM)),
     HASHED: Contestant(lambda sizes: Own(sizes, hashed), adam, lambda ids: ids, of_few),
-    TRAIN: Contestant(lambda sizes: Own(sizes, train), adam, lambda ids: ids, of_few),
+    TRAIN: Contestant(lambda sizes: Own(sizes, train(3)), adam, lambda ids: ids, of_few),
+    LONGER: Contestant(lambda sizes: Own(sizes, train(4)), adam, lambda ids: ids, of_few),
     SPARSE: Contestant(
         Sparse, sparse_adam, lambda ids: tuple(ids.T.contiguous().unsqueeze(2).unbind(0)), of_all_rows(3 * DIM)
     ),

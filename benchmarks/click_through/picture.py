@@ -9,11 +9,18 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from benchmarks.click_through.contestants import FULL, HASHED, SPARSE, TORCHREC, TRAIN
+from benchmarks.click_through.contestants import FULL, HASHED, LONGER, SPARSE, TORCHREC, TRAIN
 from benchmarks.click_through.steps import Case, Point
 from benchmarks.plots import STYLE, amount_axis
 
-COLOURS = {TRAIN: "#12508f", HASHED: "#1f9d76", FULL: "#525c69", SPARSE: "#a1aab5", TORCHREC: "#e0793a"}
+COLOURS = {
+    TRAIN: "#12508f",
+    LONGER: "#7a3fa0",
+    HASHED: "#1f9d76",
+    FULL: "#525c69",
+    SPARSE: "#a1aab5",
+    TORCHREC: "#e0793a",
+}
 
 
 def draw(points: Mapping[Case, Point | str], path: Path) -> None:

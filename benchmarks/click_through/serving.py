@@ -1,0 +1,102 @@
+"""``python -m benchmarks.click_through.serving``: how fast raw rows are prepared, and how fast they are scored.
+
+Rows of Criteo's shape are drawn, prepared, trained on for a few steps and scored, by the commands that a user would
+type. Files of about 3 GB for the 10 million rows that are asked for lie below ``--out`` until the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+
+import torch
+from rich.console import Console
+
+from benchmarks.floors import Floor
+from benchmarks.tables import floors_sheet
+from experiments.tasks.click_through.scoring import Scorer, checked_row
+from provenance import ROOT
+
+ROWS = 10_000_000
+BATCH = 4_096
+_SINGLE = 1_000  # rows that are scored one by one
+_WARM = 50
+_TRAINED = 100_000  # rows, of which a model is made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    options = parser().parse_args(arguments)
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    options.out.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=options.out) as folder:
+        raw, data, runs = (Path(folder) / name for name in ("raw.tsv", "data", "runs"))
+        experiment("generate", str(raw), "--rows", str(options.rows))
+        seconds, peak = experiment("prepare", str(raw), str(data))
+        floors = [
+            Floor("preparation, rows/s", f"{options.rows:,} rows", 150_000, options.rows / seconds, True, ""),
+            Floor("preparation, GiB at the peak", f"{options.rows:,} rows", 4, peak / 2**30, False, ""),
+        ]
+        size = ("--config", options.config, "--epochs", "1", "--validations", "1", "--rows", str(_TRAINED))
+        experiment(*size, "--data", str(data), "--out", str(runs), "--results", str(runs), "--keep-model")
+        (checkpoint,) = (runs / "click_through").iterdir()
+        floors += scoring(Scorer(checkpoint, data), first_rows(raw, max(_SINGLE + _WARM, BATCH)))
+    console.print(floors_sheet(floors).rich())
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(prog="python -m benchmarks.click_through.serving", description=__doc__)
+    made.add_argument("--rows", type=int, default=ROWS, help="that are prepared (default: %(default)s)")
+    made.add_argument("--config", default="criteo-tt1", help="of the model that scores (default: %(default)s)")
+    made.add_argument("--out", type=Path, default=Path("out/click_through"), help="folder (default: %(default)s)")
+    return made
+
+
+def experiment(*arguments: str) -> tuple[float, int]:
+    """Seconds and bytes at the peak of ``python -m experiments click-through ...``, whose output is seen."""
+    begin = time.perf_counter()
+    process = subprocess.Popen([sys.executable, "-m", "experiments", "click-through", *arguments], cwd=ROOT)
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"experiments click-through {arguments[0]} failed")
+    return time.perf_counter() - begin, 1024 * usage.ru_maxrss
+
+
+def first_rows(raw: Path, count: int) -> list[bytes]:
+    with raw.open("rb") as lines:
+        return [line.rstrip(b"\n") for line in islice(lines, count)]
+
+
+def scoring(scorer: Scorer, lines: Sequence[bytes]) -> list[Floor]:
+    """Of single rows, none of them seen before, and of a batch beside the forward pass of training."""
+
+    def score(some: Sequence[bytes]) -> list[float]:
+        return scorer.scores([checked_row(line, number) for number, line in enumerate(some, 1)])
+
+    singles = [milliseconds(lambda line=line: score([line])) for line in lines[: _SINGLE + _WARM]]  # type: ignore[misc]
+    batch = lines[:BATCH]
+    ids = torch.from_numpy(scorer.ids([checked_row(line, number) for number, line in enumerate(batch, 1)]))
+    forward = median(milliseconds(lambda: scorer.model(ids)) for _ in range(_WARM))
+    whole = median(milliseconds(lambda: score(batch)) for _ in range(_WARM))
+    threads = f"{torch.get_num_threads()} threads"
+    return [
+        Floor("one row scored, median ms", threads, 2, median(singles[_WARM:]), False, ""),
+        Floor(f"{len(batch):,} rows scored, times training's forward pass", threads, 1, whole / forward, False),
+    ]
+
+
+def milliseconds(call: Callable[[], object]) -> float:
+    begin = time.perf_counter()
+    call()
+    return 1e3 * (time.perf_counter() - begin)
+
+
+if __name__ == "__main__":
+    main()
