@@ -14,6 +14,7 @@ from tensorbed.checks import naming, require_integer_indices
 from tensorbed.dispatch import (
     BACKENDS,
     Asked,
+    Backend,
     World,
     checked_indices,
     chosen,
@@ -202,22 +203,33 @@ def check_mode(mode: str, scale_grad_by_freq: bool) -> None:
 
 def pooled(asked: Sequence[Asked], world: World) -> Tensor:  # -> (bags, sum of cols)
     """Bags, or rows where there are no bounds, of tables side by side; all that one backend takes in one call."""
-    groups: dict[tuple[object, ...], list[int]] = {}
     asked = [handed_on(table, world) for table in asked]
     backends = [chosen(table, world) for table in asked]
-    for at, table in enumerate(asked):
-        dtype = next(tensor.dtype for tensor in table.params.values() if tensor.is_floating_point())
-        kind = (backends[at].name, type(table.made_of), dtype, table.mode == "max", table.by_frequency)
-        groups.setdefault(kind, []).append(at)
+    kinds = [_kind(table, backend) for table, backend in zip(asked, backends, strict=True)]
+    runs: list[list[int]] = []  # of neighbours of one kind: columns are copied in as few pieces as there are
+    for at, kind in enumerate(kinds):
+        if at and kind == kinds[at - 1]:
+            runs[-1].append(at)
+        else:
+            runs.append([at])
     columns: dict[int, Tensor] = {}
-    for places in groups.values():
-        backend, tables = backends[places[0]], [asked[at] for at in places]
+    for kind in dict.fromkeys(kinds):
+        own = [run for run in runs if kinds[run[0]] == kind]
+        tables = [asked[at] for run in own for at in run]
         with full_precision(tables[0].ids):
-            out = backend.compute(tables, world)
-        if len(groups) == 1:
+            out = backends[own[0][0]].compute(tables, world)
+        if len(runs) == 1:
             return out
-        columns |= zip(places, out.split([table.table.cols for table in tables], 1), strict=True)
-    return torch.cat([columns[at] for at in range(len(asked))], 1)
+        widths = [sum(asked[at].table.cols for at in run) for run in own]
+        pieces = out.split(widths, 1) if len(own) > 1 else [out]  # a split of one would be copied in backward
+        columns |= zip([run[0] for run in own], pieces, strict=True)
+    return torch.cat([columns[run[0]] for run in runs], 1)
+
+
+def _kind(asked: Asked, backend: Backend) -> tuple[object, ...]:
+    """Tables of one kind are computed in one call."""
+    dtype = next(tensor.dtype for tensor in asked.params.values() if tensor.is_floating_point())
+    return backend.name, type(asked.made_of), dtype, asked.mode == "max", asked.by_frequency
 
 
 def explain(structure: Structure, index: Tensor, *, impl: str = "auto") -> Explanation:

@@ -45,6 +45,23 @@ def assert_all_near(made, wanted):
 
 
 @every_format
+@pytest.mark.parametrize("strides", ["columns of a wider tensor", "rows far apart", "one row for all", "transposed"])
+def test_a_gradient_is_read_whatever_its_strides(format, strides):
+    layer = made(format)
+    drawn = draw_grad(90, 120)
+    grad = {
+        "columns of a wider tensor": drawn[:20, 7:43],
+        "rows far apart": drawn[::4][:20, :36],
+        "one row for all": drawn[:1, :36].expand(20, 36),
+        "transposed": drawn[:36, :20].T,
+    }[strides]
+    out = layer(IDS[:, 0])
+    given = gradients(layer, out, grad, retain_graph=True)
+    for gradient, wanted in zip(given, gradients(layer, out, grad.contiguous()), strict=True):
+        assert torch.equal(gradient, wanted)
+
+
+@every_format
 @pytest.mark.parametrize("kind", [tb.Embedding, tb.EmbeddingBag])
 def test_gradients_pass_the_numerical_check(format, kind):
     torch.manual_seed(0)

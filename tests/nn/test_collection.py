@@ -74,6 +74,18 @@ def test_ids_give_each_table_s_rows_and_gradients():
 
 
 @pytest.mark.without_kernels
+def test_columns_stand_in_the_order_of_the_tables_whatever_is_computed_together():
+    formats = [tb.Dense(), tb.TensorTrain(rank=2), tb.TensorRing(rank=2), tb.Dense(), tb.Dense(), tb.LowRank(rank=2)]
+    tables = {f"t{k}": tb.EmbeddingBag(900, 4 + 2 * k, format, std=1.0) for k, format in enumerate(formats)}
+    collection, ids = tb.EmbeddingBagCollection(tables), drawn_ids(9, sizes=dict.fromkeys(tables, 900))
+    values, _ = collection(ids)
+    expected = torch.cat([layer(ids[:, k : k + 1]) for k, layer in enumerate(tables.values())], 1)
+    assert torch.equal(values, expected)
+    for gradient, wanted in zip(gradients(collection, values), gradients(collection, expected), strict=True):
+        assert_near(gradient, wanted)
+
+
+@pytest.mark.without_kernels
 @pytest.mark.parametrize("impl", ["auto", "reference"])
 def test_bags_agree_with_torch_in_values_and_gradients(impl):
     collection, bags = mixed(impl=impl), drawn_bags(6)

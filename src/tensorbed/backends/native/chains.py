@@ -155,7 +155,8 @@ class Planned:
         self._check_again(tensors)
         cores, addresses = self._addresses(tensors)
         wide = torch.float64 if self.dtype == torch.float64 else torch.float32
-        grad = grad.resolve_neg().contiguous()
+        grad = grad.resolve_neg()
+        grad = grad if grad.stride(1) == 1 else grad.contiguous()  # rows of a wider tensor are read where they are
         if grad.shape != (self.rows, sum(self.cols)) or unready((grad,), self.dtype) is not None:
             raise ValueError(
                 f"the gradient is {grad.dtype} of shape {tuple(grad.shape)}; the output was {self.dtype} of shape "
@@ -166,7 +167,7 @@ class Planned:
         self.batch.backward(
             addresses,
             self._columns(grad),
-            [grad.shape[1]] * len(self.cols),
+            [grad.stride(0)] * len(self.cols),
             [gradient.data_ptr() for gradient in made],
             [0 if scale is None or not weights else scale.data_ptr() for scale in scales],
             torch.get_num_threads(),
