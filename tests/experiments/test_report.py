@@ -175,6 +175,15 @@ def test_long_rows_stand_beside_the_tables_after_one_another():
         assert text.index("beside the table") < text.index(said[0]) < text.index(said[-1])
 
 
+def test_bytes_of_the_tables_are_told_where_a_task_records_them():
+    line = record("sst5", "TT1", 0, 0.41)
+    assert "kB" not in markdown(summarise([line]))
+    told = markdown(summarise([{**line, "table_bytes": 123_456}]))
+    heading, cells = (next(row for row in told.splitlines() if row.startswith(of)) for of in ("| row", "| TT1"))
+    place = heading.split("|").index(" tables, kB ")
+    assert cells.split("|")[place] == " 123 "
+
+
 def test_the_laboratorys_own_share_of_the_time_is_told():
     assert "took 1.0 % of the training time (median over rows; 1.0 % in" in markdown(summarise(RUNS))
 

@@ -49,6 +49,7 @@ class Entry(Point):
     cores: int  # how many a chain has; one factor of the rows each
     rank: str
     total_parameters: int
+    table_bytes: int | None  # of all tables together, where a task tells it
     validation: tuple[float, ...]
     more: dict[str, float]  # other metrics and test sets, means
     curves: tuple[tuple[float, ...], ...]  # the metric at each validation, a seed each
@@ -187,6 +188,7 @@ def entry_of(bench: Bench, runs: Mapping[int, Mapping[str, Any]], paper: float |
         rank=str(settings["rank"] or (max(first.get("ranks") or [0]) if settings.get("ratio") else 0) or "-"),
         ratio=first["ratio"],
         total_parameters=first["total_parameters"],
+        table_bytes=first.get("table_bytes"),
         validation=tuple(run[f"val_{metric}"] for run in of),
         test=tuple(run[f"{split}_{metric}"] for run in of),
         more={f"{s} {name}": fmean(run[f"{s}_{name}"] for run in of) for s, name in others},

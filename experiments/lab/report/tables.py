@@ -82,6 +82,7 @@ def cells(summary: Summary, entry: Entry) -> dict[str, str]:
         "validation": metric.written(fmean(entry.validation)),
         "seeds": str(len(entry.test)),
         "parameters": f"{entry.total_parameters / 1e6:.2f}M",
+        **({} if entry.table_bytes is None else {"tables, kB": f"{entry.table_bytes / 1e3:,.0f}"}),
         "rank": entry.rank,
         **{name: value_text(entry.settings[name]) for name in summary.searched},
         "shape": entry.shape,
