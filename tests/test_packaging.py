@@ -182,6 +182,39 @@ def test_a_wheel_that_is_not_right_is_refused(names, reason):
         distribution.check_contents(names)
 
 
+def test_a_release_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "before.whl").touch()
+
+    def fail(folder):
+        folder.mkdir()
+        (folder / "half.tar.gz").touch()
+        raise SystemExit("no space left")
+
+    monkeypatch.setattr(distribution, "ROOT", tmp_path)
+    monkeypatch.setattr(distribution, "DIST", tmp_path / "dist")
+    monkeypatch.setattr(distribution, "interpreters", dict)
+    monkeypatch.setattr(distribution, "build_archive", fail)
+    with pytest.raises(SystemExit, match="no space left"):
+        distribution.main()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["before.whl"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "installed"),
+    [("exit 0", True), ("echo 'ERROR: No matching distribution found for torch==2.13.0+cpu' >&2; exit 1", False)],
+)
+def test_installs_are_tried_without_torch_only_where_pip_finds_none(answer, installed, tmp_path, capsys):
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{answer}\n")
+    python.chmod(0o755)
+    assert distribution.install_torch(12, python) == installed
+    assert ("without its dependencies" in capsys.readouterr().out) != installed
+    python.write_text("#!/bin/sh\necho 'no connection' >&2; exit 1\n")
+    with pytest.raises(SystemExit, match="no connection"):
+        distribution.install_torch(12, python)
+
+
 LINK = re.compile(r"\]\(([^)]+)\)")
 
 
