@@ -157,7 +157,8 @@ def install_torch(minor: int, python: Path) -> bool:
     """Install torch's build for CPUs, if pip finds one; the one with CUDA, 4.7 GB, is not fetched for a check."""
     (version,) = re.findall(r"^torch==(\S+)$", CONSTRAINTS.read_text(), re.MULTILINE)
     wanted = f"torch=={version}+cpu"
-    command = [str(python), "-m", "pip", "install", "--quiet", "-c", str(CONSTRAINTS), wanted]
+    # Without the constraints, or pip calls what it does not find a conflict; those hold when tensorbed is installed.
+    command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", wanted]
     tried = subprocess.run(command, capture_output=True, text=True, check=False)
     if tried.returncode == 0:
         say(f"Python 3.{minor}: installs are tried with {wanted}.")
