@@ -95,7 +95,7 @@ docs-serve: .venv/.docs
 
 # Debian: apt install chromium chromium-driver.
 test-browser: docs .venv/.browser
-	$(BIN)/python -m pytest -m browser tests/site
+	$(BIN)/python -m pytest -m browser tests/documentation
 
 # Triton brings 0.3 GB. Its default of fusing multiply-adds changes with version 3.10: it is said here.
 .venv/.gpu: .venv/.installed

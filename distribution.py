@@ -16,6 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent
 DIST = ROOT / "dist"
+CONSTRAINTS = ROOT / "constraints.txt"
 OLDEST = 11  # Python 3.11
 STABLE = 12  # from Python 3.12 on one wheel serves all later ones
 
@@ -34,21 +35,38 @@ said = {"version": tb.__version__, "file": tb.__file__, "compiled": kernels.avai
 print(json.dumps(said))
 """
 
+# The same question where there is no torch: the package cannot be imported then, its compiled module can.
+WITHOUT_TORCH = """
+import importlib.metadata, importlib.util, json
+installed = importlib.metadata.distribution("tensorbed")
+(package,) = [file for file in installed.files if str(file) == "tensorbed/__init__.py"]
+modules = [file.locate() for file in installed.files if file.match("tensorbed/_native.*so")]
+for file in modules:
+    spec = importlib.util.spec_from_file_location("tensorbed._native", file)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+kernels = "compiled, loaded without torch" if modules else "pure Python"
+said = {"version": installed.version, "file": str(package.locate()), "compiled": bool(modules), "kernels": kernels}
+print(json.dumps(said))
+"""
+
 
 def main() -> int:
-    """Build everything, check everything, and say what was found."""
+    """Build everything, check everything, and say what was found; dist/ changes when all of it has succeeded."""
     pythons = interpreters()
     say(f"Pythons: {', '.join(f'3.{minor} ({path})' for minor, path in pythons.items())}")
-    shutil.rmtree(DIST, ignore_errors=True)
-    archive = build_archive()
-    with tempfile.TemporaryDirectory() as folder:
+    (ROOT / "build").mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=ROOT / "build") as folder:
+        built = Path(folder) / "dist"
+        archive = build_archive(built)
         environments = {minor: environment(path, Path(folder) / f"3.{minor}") for minor, path in pythons.items()}
         wheels = build_wheels(archive, environments)
-        run([sys.executable, "-m", "twine", "check", "--strict", *map(str, sorted(DIST.iterdir()))])
-        for file in sorted(DIST.iterdir()):
+        run([sys.executable, "-m", "twine", "check", "--strict", *map(str, sorted(built.iterdir()))])
+        for file in sorted(built.iterdir()):
             say(f"{file.name}: {check_contents(names_in(file))} files, {file.stat().st_size / 1e6:.2f} MB")
         for minor, python in environments.items():
             check_installs(minor, python, wheels[min(minor, STABLE)], archive)
+        shutil.rmtree(DIST, ignore_errors=True)
+        built.rename(DIST)
     return 0
 
 
@@ -67,22 +85,23 @@ def interpreters() -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def build_archive() -> Path:
+def build_archive(folder: Path) -> Path:
     """The sources."""
-    run([sys.executable, "-m", "build", "--sdist", "--outdir", str(DIST), str(ROOT)])
-    (archive,) = DIST.glob("*.tar.gz")
+    run([sys.executable, "-m", "build", "--sdist", "--outdir", str(folder), str(ROOT)])
+    (archive,) = folder.glob("*.tar.gz")
     return archive
 
 
 def build_wheels(archive: Path, environments: Mapping[int, Path]) -> dict[int, Path]:
     """Of the sources as they are sent, and not of this folder: one for Python 3.11, one for all later."""
     wheels: dict[int, Path] = {}
+    folder = archive.parent
     for minor, python in environments.items():
         if min(minor, STABLE) not in wheels:
-            before = set(DIST.glob("*.whl"))
-            build = [str(python), "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(DIST), str(archive)]
+            before = set(folder.glob("*.whl"))
+            build = [str(python), "-m", "pip", "wheel", "--quiet", "--no-deps", f"--wheel-dir={folder}", str(archive)]
             run(build, {"TENSORBED_NATIVE": "1"})
-            (wheels[min(minor, STABLE)],) = set(DIST.glob("*.whl")) - before
+            (wheels[min(minor, STABLE)],) = set(folder.glob("*.whl")) - before
     return wheels
 
 
@@ -117,6 +136,7 @@ def check_contents(names: Sequence[str]) -> int:
 
 def check_installs(minor: int, python: Path, wheel: Path, archive: Path) -> None:
     """The wheel, the sources with a compiler and the sources without: each does what a user does first."""
+    has_torch = install_torch(minor, python)
     no_compiler = {"PATH": str(python.parent)}
     ways: list[tuple[str, Path, Mapping[str, str], bool]] = [
         ("the wheel, no compiler", wheel, no_compiler, True),
@@ -124,19 +144,38 @@ def check_installs(minor: int, python: Path, wheel: Path, archive: Path) -> None
         ("the sources, no compiler", archive, no_compiler, False),
     ]
     for told, file, variables, compiled in ways:
-        install = [str(python), "-m", "pip", "install", "--quiet", "-c", str(ROOT / "constraints.txt"), str(file)]
-        run(install, variables)
-        done = first_steps(python)
+        options = ["-c", str(CONSTRAINTS)] if has_torch else ["--no-deps"]
+        run([str(python), "-m", "pip", "install", "--quiet", *options, str(file)], variables)
+        done = first_steps(python, FIRST_STEPS if has_torch else WITHOUT_TORCH)
         say(f"Python 3.{minor}, {told}: tensorbed {done['version']}, kernels: {done['kernels']}")
         if done["compiled"] != compiled:
             raise SystemExit("which is not what was to be installed")
         run([str(python), "-m", "pip", "uninstall", "--quiet", "--yes", "tensorbed"])
 
 
-def first_steps(python: Path) -> dict[str, object]:
+def install_torch(minor: int, python: Path) -> bool:
+    """Install torch's build for CPUs, if pip finds one; the one with CUDA, 4.7 GB, is not fetched for a check."""
+    (version,) = re.findall(r"^torch==(\S+)$", CONSTRAINTS.read_text(), re.MULTILINE)
+    wanted = f"torch=={version}+cpu"
+    # Without the constraints, or pip calls what it does not find a conflict; those hold when tensorbed is installed.
+    command = [str(python), "-m", "pip", "install", "--quiet", "--no-deps", wanted]
+    tried = subprocess.run(command, capture_output=True, text=True, check=False)
+    if tried.returncode == 0:
+        say(f"Python 3.{minor}: installs are tried with {wanted}.")
+        return True
+    if "No matching distribution found for torch" not in tried.stderr:
+        raise SystemExit(f"failed: {' '.join(command)}\n{tried.stderr}")
+    say(
+        f"Python 3.{minor}: pip finds no {wanted}, so tensorbed is installed without its dependencies and only its "
+        "compiled module is loaded. Set PIP_EXTRA_INDEX_URL to PyTorch's index for CPUs to try all of it."
+    )
+    return False
+
+
+def first_steps(python: Path, steps: str) -> dict[str, object]:
     """What an installed copy says of itself after its first steps, far from this folder."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [str(python), "-c", FIRST_STEPS, str(Path(folder) / "model.safetensors")]
+        command = [str(python), "-c", steps, str(Path(folder) / "model.safetensors")]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr)

@@ -40,14 +40,18 @@ class Block:
         return self.language in ("python", "py", "pycon") or self.is_session
 
     @property
-    def commands(self):
-        """Lines of a shell block that run the command of this library, continued ones in one."""
+    def shell_lines(self):
+        """What a shell block runs, continued lines in one, without remarks, as words."""
         if self.language not in SHELL:
             return []
         lines = self.code.replace("\\\n", " ").splitlines()
-        words = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines if line.strip()]
-        words = [line[2:] if line[:2] == ["python", "-m"] else line for line in words]
-        return [line[1:] for line in words if line[:1] == ["tensorbed"]]
+        words = [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
+        return [line[2:] if line[:2] == ["python", "-m"] else line for line in words if line]
+
+    @property
+    def commands(self):
+        """Lines of a shell block that run the command of this library."""
+        return [line[1:] for line in self.shell_lines if line[0] == "tensorbed"]
 
 
 def blocks_of(page):

@@ -182,6 +182,46 @@ def test_a_wheel_that_is_not_right_is_refused(names, reason):
         distribution.check_contents(names)
 
 
+def test_a_release_that_fails_leaves_the_one_before(tmp_path, monkeypatch):
+    (tmp_path / "dist").mkdir()
+    (tmp_path / "dist" / "before.whl").touch()
+
+    def fail(folder):
+        folder.mkdir()
+        (folder / "half.tar.gz").touch()
+        raise SystemExit("no space left")
+
+    monkeypatch.setattr(distribution, "ROOT", tmp_path)
+    monkeypatch.setattr(distribution, "DIST", tmp_path / "dist")
+    monkeypatch.setattr(distribution, "interpreters", dict)
+    monkeypatch.setattr(distribution, "build_archive", fail)
+    with pytest.raises(SystemExit, match="no space left"):
+        distribution.main()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["before.whl"]
+
+
+def test_installs_are_tried_without_torch_only_where_pip_finds_none(tmp_path, monkeypatch, capsys):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexit 0\n")
+    python.chmod(0o755)
+    assert distribution.install_torch(12, python)
+    python.write_text("#!/bin/sh\necho 'no connection' >&2; exit 1\n")
+    with pytest.raises(SystemExit, match="no connection"):
+        distribution.install_torch(12, python)
+    # pip itself, where there is nothing to be found.
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for name, value in {
+        "CONFIG_FILE": "/dev/null",
+        "NO_INDEX": "1",
+        "FIND_LINKS": empty,
+        "IGNORE_INSTALLED": "1",
+    }.items():
+        monkeypatch.setenv(f"PIP_{name}", str(value))
+    assert not distribution.install_torch(12, Path(sys.executable))
+    assert "without its dependencies" in capsys.readouterr().out
+
+
 LINK = re.compile(r"\]\(([^)]+)\)")
 
 

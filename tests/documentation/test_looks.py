@@ -14,9 +14,8 @@ CONTRAST = (Path(__file__).parent / "contrast.js").read_text()
 LEAST_CONTRAST = 4.5
 MOST_SHIFT = 0.1  # what web.dev calls good
 
-# Before anything of a page runs. What colours the page before had is forgotten, or they would be kept.
+# Before anything of a page runs.
 OBSERVE = """
-localStorage.clear();
 window.shifted = 0;
 new PerformanceObserver((list) => {
   for (const entry of list.getEntries()) if (!entry.hadRecentInput) window.shifted += entry.value;
@@ -30,13 +29,16 @@ return document.readyState === "complete" && drawn;
 
 
 @pytest.fixture(params=[(width, colours) for width in WIDTHS for colours in SCHEMES], ids="-".join)
-def looked_at(request, browser):
+def looked_at(request, browser, address):
     width, colours = request.param
     wide, high, mobile = WIDTHS[width]
     send = browser.execute_cdp_cmd
     size = {"width": wide, "height": high, "deviceScaleFactor": 1, "mobile": mobile}
     send("Emulation.setDeviceMetricsOverride", size)
     send("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": colours}]})
+    # The colours of the page before are forgotten, once it is closed and cannot store them again.
+    browser.get("about:blank")
+    send("Storage.clearDataForOrigin", {"origin": address.rstrip("/"), "storageTypes": "local_storage"})
     script = send("Page.addScriptToEvaluateOnNewDocument", {"source": OBSERVE})
     browser.get_log("browser")
     yield browser
