@@ -37,9 +37,9 @@ class Table(NamedTuple):
 class Call:
     """Planned tables of one order: rows or bags of each side by side, and the gradients of their tensors."""
 
-    def __init__(self, tables: Sequence[Table], checked: bool = False) -> None:
+    def __init__(self, tables: Sequence[Table], checked: bool = False, is_piece: bool = False) -> None:
         first = tables[0]
-        self.whole = len(tables) > 1 or not in_pieces(first)
+        self.whole = is_piece or len(tables) > 1 or not in_pieces(first)
         self.dtype, self.device = first.cores[0].dtype, first.ids.device
         counts = tuple(table.ids.shape[0] for table in tables)
         self.weighted = [table.weights is not None for table in tables]
@@ -85,10 +85,10 @@ class Call:
     def _pieces(self, cores: Cores, rows: Tensor) -> Iterator[tuple[Call, Tensor]]:
         """Calls for some of the unique rows each, and where those are among ``rows``; of the one table that it has."""
         chain = self.chains[0]
-        most = most_rows(chain)
+        most = most_rows(chain, self.layout.total)
         parts = zip(self.plan.unique_rows().split(most), rows.view(-1, chain.cols).split(most), strict=True)
         for ids, part in parts:
-            yield Call([Table(chain, cores, ids)], checked=True), part
+            yield Call([Table(chain, cores, ids)], checked=True, is_piece=True), part
 
     def backward(self, cores: Cores, grad: Tensor, weights: bool) -> tuple[list[Tensor], list[Tensor]]:
         """Gradients of the cores, views of one tensor, and if asked for of the weights of each table that has any."""
@@ -303,7 +303,8 @@ def _refusal(chains: Sequence[Chain]) -> str:
 
 def in_pieces(table: Table) -> bool:
     """Whether the left products of its rows would hold too much at once: it is computed by itself then."""
-    return min(table.ids.shape[0], table.chain.rows) > most_rows(table.chain)
+    asked = table.ids.shape[0]
+    return min(asked, table.chain.rows) > most_rows(table.chain, asked)
 
 
 def by_level(tables: Sequence[Table]) -> list[Tensor]:
