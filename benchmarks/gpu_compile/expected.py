@@ -15,6 +15,7 @@ import torch
 
 from benchmarks.heads import HeadWorkload
 from benchmarks.workloads import WORKLOADS, Table, Workload
+from tensorbed.backends.chain import Chain, most_rows
 from tensorbed.backends.scores.scoring import Scoring
 from tensorbed.backends.torch import find_prefixes
 from tensorbed.structures import Structure
@@ -79,15 +80,28 @@ _PLAN_LAUNCHES = 24
 def lookup(workload: Workload, itemsize: int) -> Call:
     """All tables of a workload in the same launches: level by level, then pooled or shown."""
     forward, backward = _Sums(), _Sums()
-    ids = workload.tokens
-    forward.add("plan", 0, ids * (_SORT + 8 * _ID), _PLAN_LAUNCHES)
-    for k, table in enumerate(workload.tables):
-        _add_levels(table, workload.table_ids(k), itemsize, forward, backward)
+    plan, pieces = workload.tokens * (_SORT + 8 * _ID), _pieces(workload)
     shown = workload.batch * workload.cols * itemsize
     read = workload.unpooled_numbers * _SINGLE
+    forward.add("plan", 0, plan, _PLAN_LAUNCHES)
+    if pieces > 1:  # each is a call of its own for some of the unique rows, forward and again backward
+        for way in (forward, backward):
+            way.add("plans of pieces", 0, plan, pieces * _PLAN_LAUNCHES)
+            way.add("rows of pieces", 0, 2 * read, pieces)
+    for k, table in enumerate(workload.tables):
+        _add_levels(table, workload.table_ids(k), itemsize, forward, backward, pieces)
     forward.add("pool" if workload.bag else "rows", workload.unpooled_numbers if workload.bag else 0, read + shown)
     backward.add("gradients of rows", workload.unpooled_numbers, read + shown)
     return Call(workload.name, forward.launches, backward.launches)
+
+
+def _pieces(workload: Workload) -> int:
+    """In how many pieces the unique rows are computed; several tables are computed whole."""
+    if len(workload.tables) > 1:
+        return 1
+    (table,) = workload.tables
+    chain = Chain(table.rows, table.row_factors, table.col_factors, tuple(table.ranks))
+    return -(-min(workload.tokens, table.rows) // most_rows(chain, workload.tokens))
 
 
 class _Sums:
@@ -98,7 +112,7 @@ class _Sums:
 
     def add(self, name: str, multiply_adds: float, size: float, count: int = 1) -> None:
         # Left products are single precision, and so is what is multiplied with them.
-        before = self._found.get(name, Launch(name, 0, 0, count, widened=name != "extend by core 2"))
+        before = self._found.get(name, Launch(name, 0, 0, count, widened="extend by core 2" not in name))
         multiply_adds, size = before.multiply_adds + multiply_adds, before.bytes + size
         self._found[name] = replace(before, multiply_adds=multiply_adds, bytes=size)
 
@@ -107,7 +121,7 @@ class _Sums:
         return list(self._found.values())
 
 
-def _add_levels(table: Table, ids: torch.Tensor, itemsize: int, forward: _Sums, backward: _Sums) -> None:
+def _add_levels(table: Table, ids: torch.Tensor, itemsize: int, forward: _Sums, backward: _Sums, pieces: int) -> None:
     """Left products are single precision and read once by each that extends them, slices once by each group."""
     counts, ranks = find_prefixes(ids, table.row_factors).counts, table.ranks
     widths = list(accumulate(table.col_factors, mul))
@@ -117,10 +131,14 @@ def _add_levels(table: Table, ids: torch.Tensor, itemsize: int, forward: _Sums, 
         left, below = made * widths[k - 1] * inner, made * widths[k - 1] * outer
         slices = min(table.row_factors[k], made) * inner * outer
         core = table.row_factors[k] * inner * outer
-        forward.add(f"extend by core {k + 1}", adds, _SINGLE * (left + below) + itemsize * slices)
-        backward.add(f"gradient of core {k + 1}", adds, _SINGLE * (left + below + slices + core))
+        extended = adds, _SINGLE * (left + below) + itemsize * slices, pieces
+        forward.add(f"extend by core {k + 1}", *extended)
+        if k < table.order - 1:
+            backward.add(f"extend by core {k + 1} again", *extended)
+        # Sums of chunks by one kernel, and all of a slice by another.
+        backward.add(f"gradient of core {k + 1}", adds, _SINGLE * (left + below + slices + core), 2 * pieces)
         parents = counts[k - 1] * widths[k - 1] * inner
-        backward.add(f"gradient of left products {k}", adds, _SINGLE * (below + parents) + itemsize * slices)
+        backward.add(f"gradient of left products {k}", adds, _SINGLE * (below + parents) + itemsize * slices, pieces)
 
 
 def head(name: str, structure: Structure, workload: HeadWorkload, itemsize: int) -> Call:

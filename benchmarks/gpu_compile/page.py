@@ -48,7 +48,8 @@ Bytes and multiply-adds of each launch, counted for the batches of `make bench`,
 3.35 TB/s, 67, 494.5 and 989. *Floor* is the sum over launches of what is larger, bytes at the peak bandwidth or
 multiply-adds at the peak of the dtype: these kernels cannot be faster. *Expected* assumes half of the bandwidth, a
 quarter of the arithmetic and 5 microseconds for each launch, a plan's {plan} operators of PyTorch counted. These three
-numbers are assumptions; where the launches are most of the time, a graph of CUDA saves most of it. Both are
+numbers are assumptions; where the launches are most of the time, a graph of CUDA saves most of it. Rows whose left
+products would hold a fourth of the table are computed in pieces, each with a plan and launches of its own. Both are
 milliseconds of forward and backward together, without the optimiser. Lookups of bfloat16 multiply it by tensor cores up
 to the second core, and single precision from there on.
 

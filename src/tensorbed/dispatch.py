@@ -83,6 +83,7 @@ class Backend(ABC):
 
     name: str
     limits = "with everything"
+    scores = False  # whether heads take its name, too
     checks_on_device = False  # whether an index outside the table is the device's error, which names no number
 
     def absent(self, device: torch.device | None = None) -> str:

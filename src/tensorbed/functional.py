@@ -316,5 +316,7 @@ def check_impl(structure: Structure, impl: str) -> None:
 
 def check_score_impl(impl: str) -> None:
     """A way of computing scores, or an error that lists them."""
-    if impl not in ("auto", "reference", "triton"):
-        raise ValueError(f'impl={impl!r}: choose one of "auto", "reference", "triton".')
+    known = ["auto", *(name for name, backend in BACKENDS.items() if backend.scores)]
+    if impl not in known:
+        allowed = ", ".join(f'"{name}"' for name in known)
+        raise ValueError(f"impl={impl!r}: choose one of {allowed}.")

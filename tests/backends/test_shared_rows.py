@@ -55,7 +55,7 @@ def test_pieces_add_up(chain, n, seed):
     index = torch.randint(0, chain.rows, (n,), generator=generator)
     grad = torch.randn(n, chain.cols, generator=generator, dtype=torch.float64)
     whole = SharedRows.of(chain, index)
-    with mock.patch.object(shared, "_most_rows", return_value=3):
+    with mock.patch.object(shared, "most_rows", return_value=3):
         pieces = SharedRows.of(chain, index)
     assert len(pieces.pieces) == -(-len(set(index.tolist())) // 3)
     near = {"rtol": 1e-10, "atol": 1e-12}

@@ -8,7 +8,7 @@ import torch
 from guards import Guards, guarded
 
 from tensorbed.backends.chain import Chain, take
-from tensorbed.backends.triton import launching
+from tensorbed.backends.triton import chains, launching
 from tensorbed.backends.triton.chains import Table, compute
 from tensorbed.testing import assert_near
 
@@ -99,13 +99,30 @@ def test_bags_and_gradients(chain, mode, dtype, monkeypatch):
         assert_same(compute([table]), sums, [*held, *([] if own is None else [own])])
 
 
+@pytest.mark.parametrize("chain", CHAINS.values(), ids=CHAINS)
+def test_rows_in_pieces_are_the_same(chain, monkeypatch):
+    """In pieces of eight unique rows, of the last of which some are rows that nobody asks for."""
+    cores, ids = drawn(chain, 23, torch.bfloat16)
+    bounds, weights = torch.tensor([0, 3, 3, 20]), torch.linspace(-1, 2, 23).bfloat16().requires_grad_()
+    leaves = [*cores, weights]
+    table = Table(chain, cores, ids, bounds, weights, skipped=int(ids[4]))
+    rows = rows_in_double(chain, cores, ids) * (weights.double() * (ids != ids[4]))[:, None]
+    bags = torch.stack([rows[a:b].sum(0) for a, b in pairwise(bounds)])
+    monkeypatch.setattr(chains, "most_rows", lambda chain, asked: 8)
+    with guarded(monkeypatch):
+        assert_same(compute([table]), bags, leaves)
+        assert_same(
+            compute([table._replace(bounds=None, weights=None, skipped=-1)]), rows_in_double(chain, cores, ids), cores
+        )
+
+
 @pytest.mark.parametrize("pools", [False, True], ids=["rows", "bags"])
 def test_several_tables_are_one_launch_of_each_kernel(pools, monkeypatch):
-    chains = [TRAIN, RING, Chain(7, (2, 2, 2), (2, 2, 2), (1, 1, 3, 1)), TRAIN]
+    different = [TRAIN, RING, Chain(7, (2, 2, 2), (2, 2, 2), (1, 1, 3, 1)), TRAIN]
     counts = [12, 5, 30, 1] if pools else [9] * 4
     with guarded(monkeypatch) as guards:
         tables, expected, leaves = [], [], []
-        for at, (chain, count) in enumerate(zip(chains, counts, strict=True)):
+        for at, (chain, count) in enumerate(zip(different, counts, strict=True)):
             cores, ids = drawn(chain, count, torch.float32, seed=at)
             held = [guards.copy(core) for core in cores]
             rows, bounds, weights = rows_in_double(chain, held, ids), None, None

@@ -8,11 +8,13 @@ import pytest
 import torch
 from guards import guarded
 from test_chains import CHAINS, RING, TRAIN, drawn
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorbed as tb
 from tensorbed import indexing
 from tensorbed.backends import graphs, native, triton
+from tensorbed.backends.triton import chains
 from tensorbed.backends.triton.chains import Table, compute
 
 # Operators whose outputs' sizes depend on values, or that hand a value to Python.
@@ -111,6 +113,30 @@ def test_a_training_step_of_a_collection(jagged):
     with NoWaits():
         fields(given)[0].square().sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in fields.parameters())
+
+
+@pytest.mark.parametrize("tied", [False, True], ids=["two tables", "one table"])
+@pytest.mark.parametrize("format", [tb.TensorTrain(rank=3), tb.LowRank(rank=3)], ids=["train", "low rank"])
+def test_a_training_step_of_an_embedding_and_a_head(format, tied):
+    embedding = tb.Embedding(60, 8, format, impl="triton")
+    head = tb.Head.tied_to(embedding, impl="triton") if tied else tb.Head(8, 60, format, impl="triton")
+    parameters = list(nn.ModuleList([embedding, head]).parameters())
+    optimizer = torch.optim.SGD(parameters, 0.1, momentum=0.9)
+    index = torch.tensor([3, 59, 1, 3, 0, 7, 7, 12])
+    with NoWaits() as mode:
+        head.loss(embedding(index[:-1]), index[1:]).backward()
+        optimizer.step()
+    assert {"sort", "cumsum", "_assert_async"} <= mode.seen
+    assert all(p.grad.any() for p in parameters)
+
+
+@pytest.mark.parametrize("pieces", [2, 7])
+def test_a_step_in_pieces(pieces, monkeypatch):
+    monkeypatch.setattr(chains, "most_rows", lambda chain, asked: -(-8 // pieces))
+    layer, more = LAYERS["bags"]()
+    with NoWaits():
+        layer(torch.tensor([3, 59, 1, 3, 0, 7, 7, 12]), *more).square().sum().backward()
+    assert all(p.grad.any() for p in layer.parameters())
 
 
 @pytest.mark.skipif(triton.interpreted, reason="graphs of CUDA are captured on a GPU")

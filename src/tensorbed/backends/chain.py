@@ -23,6 +23,7 @@ from tensorbed.dispatch import working_dtype
 from tensorbed.indexing import digits, unravel
 
 Cores = Sequence[Tensor]
+_HELD = 2**20  # numbers that one step may always hold
 
 
 @dataclass(frozen=True)
@@ -123,6 +124,15 @@ class ChainOfCores(NamedTuple):
 
     chain: Chain
     cores: Cores  # a tensor (I_k, R_{k-1}, J_k, R_k) each
+
+
+def most_rows(chain: Chain, asked: int = 0) -> int:
+    """Rows of a piece, so that no step of it holds as many numbers as a fourth of the table, unless that is small.
+
+    With ``asked``, as many numbers as so many rows have are held anyway, and a piece may hold them.
+    """
+    each = max(chain.width(k) * max(chain.inner(k), chain.outer(k)) for k in range(1, chain.order))
+    return max(16, max(_HELD, chain.rows * chain.cols // 4, asked * chain.cols) // (2 * each))
 
 
 def widened(cores: Cores) -> list[Tensor]:

@@ -14,6 +14,7 @@ class Reference(Backend):
     """The structure's own :meth:`take`, one row for each index. It takes everything."""
 
     name = "reference"
+    scores = True
 
     def knows(self, making: type | None, device: torch.device | None = None) -> bool:
         return True

@@ -12,13 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tensorbed.backends.chain import Chain, ChainOfCores, Cores
+from tensorbed.backends.chain import Chain, ChainOfCores, Cores, most_rows
 from tensorbed.backends.graphs import WORKS, graph_output
 from tensorbed.backends.pooling import pooled_or_padded
 from tensorbed.dispatch import Asked, Backend, World, differentiable_once, full_precision, working_dtype
 from tensorbed.indexing import check_range
-
-_HELD = 2**20  # numbers that one step may always hold
 
 
 class Torch(Backend):
@@ -168,7 +166,7 @@ class SharedRows(NamedTuple):
         """``IndexError`` for an index outside the table."""
         found = find_prefixes(index, chain.row_factors)
         check_range(found.rows[[0, -1]], chain.rows)  # which ascend
-        most = _most_rows(chain)
+        most = most_rows(chain)
         parts = [found]
         if found.rows.shape[0] > most:
             parts = [find_prefixes(rows, chain.row_factors) for rows in found.rows.split(most)]
@@ -246,12 +244,6 @@ class SharedRows(NamedTuple):
             sums[k] += chain.unslice(of_slices, k)
             below = chain.opened(of_left, k)
         sums[0].index_add_(0, piece.first, below.reshape(-1, *chain.core_shape(0)[1:]))
-
-
-def _most_rows(chain: Chain) -> int:
-    """Rows of a piece, so that no step of it holds as many numbers as a fourth of the table, unless that is small."""
-    each = max(chain.width(k) * max(chain.inner(k), chain.outer(k)) for k in range(1, chain.order))
-    return max(16, max(_HELD, chain.rows * chain.cols // 4) // (2 * each))
 
 
 WORKS["torch"] = lambda chain, cores, index: SharedRows.of(chain, index)

@@ -13,7 +13,7 @@ from tensorbed.backends.coded import Coded
 from tensorbed.backends.graphs import graph_output
 from tensorbed.backends.pooling import pool_rows, with_padding
 from tensorbed.backends.triton import serving
-from tensorbed.backends.triton.chains import Table, compute
+from tensorbed.backends.triton.chains import Table, compute, in_pieces
 from tensorbed.dispatch import BACKENDS, Asked, Backend, World
 
 _MOST_KEYS = 2**62  # rows of all tables of a call
@@ -24,6 +24,7 @@ class Triton(Backend):
 
     name = "triton"
     limits = "with chains of cores and tables of codes, all of one dtype and on one device"
+    scores = True
     checks_on_device = True
 
     def absent(self, device: torch.device | None = None) -> str:
@@ -78,14 +79,17 @@ class Triton(Backend):
 
 
 def _launches(asked: Sequence[Asked]) -> Iterable[list[int]]:
-    """Which tables are computed together: those of one order, as long as 64 bits can tell their rows apart."""
+    """Which tables are computed together: those of one order, as long as 64 bits can tell their rows apart.
+
+    A table that is computed in pieces is computed by itself.
+    """
     chains = [table.made_of.chain for table in asked]
     if sum(chain.rows for chain in chains) > _MOST_KEYS:
         return [[at] for at in range(len(asked))]
-    orders: dict[int, list[int]] = {}
-    for at, chain in enumerate(chains):
-        orders.setdefault(chain.order, []).append(at)
-    return orders.values()
+    together: dict[tuple[int, int], list[int]] = {}
+    for at, (table, chain) in enumerate(zip(asked, chains, strict=True)):
+        together.setdefault((chain.order, at if in_pieces(_table(table)) else -1), []).append(at)
+    return together.values()
 
 
 def _pools(asked: Asked) -> bool:

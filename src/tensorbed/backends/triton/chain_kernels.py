@@ -177,7 +177,7 @@ def add_chunks(
     cells, partial, gradients, tile_ends, level, tables,
     TABLES: tl.constexpr, RING: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradient of each slice: its chunks, in their order; zero where it was not asked for."""
+    """Add to the gradient of each slice its chunks, in their order."""
     group = field(cells, level * tables, GROUP) + tl.program_id(0)
     table = table_of(cells, level * tables, tables, group, GROUP, TABLES)
     cell = level * tables + table
@@ -194,7 +194,7 @@ def add_chunks(
     _, of_slice = _inner_offsets(at // outer, 1, rank, field(cells, cell, RANK_STRIDE).to(tl.int32), RING)
     place = of_slice + (at % outer) * field(cells, cell, OUTER_STRIDE).to(tl.int32)
     to = gradients + field(cells, cell, GRADIENT) + (group - first) * field(cells, cell, SLICE) + place
-    tl.store(to, total, mask=inside)
+    tl.store(to, tl.load(to, mask=inside, other=0.0) + total, mask=inside)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -205,7 +205,8 @@ def left_gradients(
 ):  # fmt: skip
     """Gradients of the left products that ``level`` extends: of each, one sum over all that it was extended to.
 
-    Terms of the sum are the columns of one child after the other. With FIRST the products are slices of the first core.
+    Terms of the sum are the columns of one child after the other. With FIRST the products are slices of the first core,
+    and the sum is added to what is known of their gradients.
     """
     slot = tl.program_id(0) + field(cells, (level - 1) * tables, SLOT)
     first, end = tl.load(first_children + slot), tl.load(end_children + slot)
@@ -246,7 +247,10 @@ def left_gradients(
     else:
         out += field(cells, above, MADE) + (slot - field(cells, above, SLOT)) * width * inner
     at = out + (row * rank)[:, None] + of_left[None, :]
-    tl.store(at, total, mask=row_in[:, None] & col_in[None, :])
+    inside = row_in[:, None] & col_in[None, :]
+    if FIRST:
+        total += tl.load(at, mask=inside, other=0.0)
+    tl.store(at, total, mask=inside)
 
 
 @triton.jit(do_not_specialize=SIZES)

@@ -1,27 +1,25 @@
 """Rows and bags of chains by the kernels for GPUs: launches, and autograd around them.
 
-Left products and rows are kept in single precision and rounded once. Nothing here waits for the device. Gradients are
-sums over what the plan has put side by side, added in one order: the same every time, whatever torch is told of
-determinism.
+Unique rows whose left products would hold too much are computed in pieces, each a call of its own. Left products and
+rows are kept in single precision and rounded once. Nothing here waits for the device. Gradients are sums over what the
+plan has put side by side, added in one order: the same every time, whatever torch is told of determinism.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tensorbed.backends.chain import Chain, Cores
+from tensorbed.backends.chain import Chain, Cores, most_rows
 from tensorbed.backends.graphs import ROWS, WORKS
 from tensorbed.backends.triton import launching
 from tensorbed.backends.triton.launching import power_of_2, side
 from tensorbed.backends.triton.plan import Plan, layout_of, pooling_of
 from tensorbed.dispatch import differentiable_once
 from tensorbed.indexing import out_of_range
-
-_MOST_KEYS = 2**62  # rows of all tables of a call
 
 
 class Table(NamedTuple):
@@ -39,13 +37,14 @@ class Table(NamedTuple):
 class Call:
     """Planned tables of one order: rows or bags of each side by side, and the gradients of their tensors."""
 
-    def __init__(self, tables: Sequence[Table], checked: bool = False) -> None:
+    def __init__(self, tables: Sequence[Table], checked: bool = False, is_piece: bool = False) -> None:
         first = tables[0]
+        self.whole = is_piece or len(tables) > 1 or not in_pieces(first)
         self.dtype, self.device = first.cores[0].dtype, first.ids.device
         counts = tuple(table.ids.shape[0] for table in tables)
         self.weighted = [table.weights is not None for table in tables]
         self.counts = counts
-        chains = tuple(table.chain for table in tables)
+        chains = self.chains = tuple(table.chain for table in tables)
         tiles = launching.tiles(max(max(chain.ranks) for chain in chains), self.dtype)
         self.layout = layout_of(chains, counts, tuple(table.skipped for table in tables), tiles)
         bounds = None if first.bounds is None else [table.bounds for table in tables if table.bounds is not None]
@@ -71,8 +70,25 @@ class Call:
         out = launching.empty((self.rows, self.layout.columns), self.dtype, self.device)
         if out.numel():
             with launching.current(self.device):
-                self._pool(self._products(cores)[-1], out)
+                self._pool(self._rows(cores), out)
         return out
+
+    def _rows(self, cores: Cores) -> Tensor:
+        """Unique rows, in single precision."""
+        if self.whole:
+            return self._products(cores)[-1]
+        rows = launching.empty((self.layout.levels[-1].made,), torch.float32, self.device)
+        for piece, part in self._pieces(cores, rows):
+            piece._pool(piece._products(cores)[-1], part)
+        return rows
+
+    def _pieces(self, cores: Cores, rows: Tensor) -> Iterator[tuple[Call, Tensor]]:
+        """Calls for some of the unique rows each, and where those are among ``rows``; of the one table that it has."""
+        chain = self.chains[0]
+        most = most_rows(chain, self.layout.total)
+        parts = zip(self.plan.unique_rows().split(most), rows.view(-1, chain.cols).split(most), strict=True)
+        for ids, part in parts:
+            yield Call([Table(chain, cores, ids)], checked=True, is_piece=True), part
 
     def backward(self, cores: Cores, grad: Tensor, weights: bool) -> tuple[list[Tensor], list[Tensor]]:
         """Gradients of the cores, views of one tensor, and if asked for of the weights of each table that has any."""
@@ -80,23 +96,29 @@ class Call:
             return self._backward(cores, grad.contiguous(), weights)
 
     def _backward(self, cores: Cores, grad: Tensor, weights: bool) -> tuple[list[Tensor], list[Tensor]]:
-        layout = self.layout
         numbers = sum(shape.numel() for shape in map(torch.Size, self.shapes))
         gradients = launching.empty((numbers,), torch.float32, self.device).zero_()
         of_weights: list[Tensor] = []
         if grad.numel():
-            kept = self._products(cores, rows=weights)
             if weights:
-                of_weights = self._weight_gradients(kept[-1], grad)
-            below = self._row_gradients(grad)
-            chunks = self.plan.grouped(layout.chunk, sum(level.chunks for level in layout.levels))
-            for k in reversed(range(1, layout.order)):
-                self._slice_gradients(k, cores, kept[k - 1], below, gradients, chunks)
-                below = self._left_gradients(k, cores, below, gradients)
+                of_weights = self._weight_gradients(self._rows(cores), grad)
+            self._add_gradients(cores, self._row_gradients(grad), gradients)
         elif weights:
             of_weights = [grad.new_zeros(n) for n, given in zip(self.counts, self.weighted, strict=True) if given]
         made = gradients.to(self.dtype).split([torch.Size(shape).numel() for shape in self.shapes])
         return [part.view(shape) for part, shape in zip(made, self.shapes, strict=True)], of_weights
+
+    def _add_gradients(self, cores: Cores, below: Tensor, gradients: Tensor) -> None:
+        """Those of the cores, for the gradients ``below`` of the unique rows."""
+        if not self.whole:
+            for piece, part in self._pieces(cores, below):
+                piece._add_gradients(cores, piece._row_gradients(part), gradients)
+            return
+        layout, kept = self.layout, self._products(cores, rows=False)
+        chunks = self.plan.grouped(layout.chunk, sum(level.chunks for level in layout.levels))
+        for k in reversed(range(1, layout.order)):
+            self._slice_gradients(k, cores, kept.pop(), below, gradients, chunks)
+            below = self._left_gradients(k, cores, below, gradients)
 
     def _launch(self, kernel: Any, grid: Sequence[int], *arguments: Any, **sizes: Any) -> None:
         kernel[tuple(grid)](*arguments, tables=self.layout.tables, **sizes, **launching.options(self.layout.tiles))
@@ -277,6 +299,12 @@ class Call:
 def _refusal(chains: Sequence[Chain]) -> str:
     """What is said of an index outside its table; on a device nobody waits to learn which one it was."""
     return " Or ".join(out_of_range(None, rows) for rows in dict.fromkeys(chain.rows for chain in chains))
+
+
+def in_pieces(table: Table) -> bool:
+    """Whether the left products of its rows would hold too much at once: it is computed by itself then."""
+    asked = table.ids.shape[0]
+    return min(asked, table.chain.rows) > most_rows(table.chain, asked)
 
 
 def by_level(tables: Sequence[Table]) -> list[Tensor]:

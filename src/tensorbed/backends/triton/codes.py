@@ -44,6 +44,16 @@ def _entries(codes, books, row, column, known, parts, words, width):
 
 
 @triton.jit
+def _vectors(x, column, vector, cols, n, WIDEN: tl.constexpr):
+    """Some columns of some vectors, which stand in ``x`` side by side, as products take them."""
+    there = (column < cols)[:, None] & (vector < n)[None, :]
+    numbers = tl.load(x + column.to(tl.int64)[:, None] * n + vector[None, :], mask=there, other=0.0)
+    if WIDEN:
+        numbers = numbers.to(tl.float32)
+    return numbers
+
+
+@triton.jit
 def quantized_rows(
     index,  # (count,) int64
     codes,  # (rows, width)
@@ -127,10 +137,7 @@ def quantized_scores(
         known = (row < rows)[:, None] & (column < cols)[None, :]
         numbers = _numbers(codes, steps, row[:, None], column[None, :], known, width, groups, group, BITS, GROUPED)
         numbers = tl.where(known, numbers, 0.0)
-        there = (column < cols)[:, None] & (vector < n)[None, :]
-        vectors = tl.load(x + column.to(tl.int64)[:, None] * n + vector[None, :], mask=there, other=0.0)
-        if WIDEN:
-            vectors = vectors.to(tl.float32)
+        vectors = _vectors(x, column, vector, cols, n, WIDEN)
         total = tl.dot(numbers.to(vectors.dtype), vectors, total, input_precision=PRECISION)
     size = tl.load(scale + row, mask=row < rows, other=0.0).to(tl.float32)
     made = rounded(total * size[:, None], out, WIDEN)
@@ -162,10 +169,7 @@ def product_scores(
         column = begin + tl.arange(0, COLS)
         known = (row < rows)[:, None] & (column < cols)[None, :]
         made = _entries(codes, books, row[:, None], column[None, :], known, parts, words, width)
-        there = (column < cols)[:, None] & (vector < n)[None, :]
-        vectors = tl.load(x + column.to(tl.int64)[:, None] * n + vector[None, :], mask=there, other=0.0)
-        if WIDEN:
-            vectors = vectors.to(tl.float32)
+        vectors = _vectors(x, column, vector, cols, n, WIDEN)
         total = tl.dot(made.to(vectors.dtype), vectors, total, input_precision=PRECISION)
     inside = (row < rows)[:, None] & (vector < n)[None, :]
     tl.store(out + row[:, None] * n + vector[None, :], rounded(total, out, WIDEN), mask=inside)

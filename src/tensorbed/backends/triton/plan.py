@@ -154,6 +154,7 @@ class Plan:
         if refusal is not None:
             torch._assert_async(valid.all(), refusal)
         keys, self.order = torch.sort(keys, stable=True)
+        self.keys = keys
         marks = launching.empty((layout.order, layout.total), torch.int32, ids.device)
         kernels.mark_prefixes[grid](self.cells, keys, marks, layout.total, **sizes)
         counts = marks.cumsum(1)
@@ -184,6 +185,12 @@ class Plan:
 
     def _zeros(self, count: int) -> Tensor:
         return self._empty(torch.int64, count).zero_()
+
+    def unique_rows(self) -> Tensor:  # -> (rows at most,) int64
+        """Of a plan of one table: its rows, in ascending order, and -1 behind the last of them."""
+        most = self.layout.levels[-1].slots
+        first, end = self.first_children[-most:], self.end_children[-most:]
+        return torch.where(first < end, self.keys.index_select(0, first), -1)
 
     def grouped(self, height: int, most: int) -> Groups:
         """The rows of each group in tiles of this height."""
