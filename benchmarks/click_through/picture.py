@@ -26,16 +26,17 @@ COLOURS = {
 def draw(points: Mapping[Case, Point | str], path: Path) -> None:
     """Write the picture."""
     panels = (
-        ("training step of the tables, ms", lambda point: point.tables_ms),
-        ("training, rows a second", lambda point: point.rows_per_second),
-        ("peak memory of the tables, MB", lambda point: point.tables_bytes / 1e6),
+        ("training step of the tables, ms", "log", lambda point: point.tables_ms),
+        ("training of the whole model, rows a second", "linear", lambda point: point.rows_per_second),
+        ("peak memory of the tables, MB", "log", lambda point: point.tables_bytes / 1e6),
     )
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(13, 4), layout="constrained")
-        for axes, (title, value) in zip(figure.subplots(1, len(panels)), panels, strict=True):
+        for axes, (title, scale, value) in zip(figure.subplots(1, len(panels)), panels, strict=True):
             handles = {name: line for name in COLOURS if (line := curve(axes, name, points, value))}
             axes.set_title(title)
-            axes.set_yscale("log")
+            axes.set_yscale(scale)
+            axes.set_ylim(bottom=0 if scale == "linear" else None)
             axes.set_xscale("log")
             axes.set_xlabel("rows of each of 26 tables")
             amount_axis(axes, sorted({case.rows for case in points}))

@@ -29,6 +29,8 @@
   const ranked = (name) => ({ code: (ratio) => `tb.${name}(ratio=${ratio})` });
   const DRAWN = {
     tensor_train: ranked("TensorTrain"),
+    "tensor_train(order=3)": ranked("TensorTrain"),
+    "tensor_train(order=4)": { code: (ratio) => `tb.TensorTrain(ratio=${ratio}, order=4)` },
     tensor_ring: ranked("TensorRing"),
     low_rank: ranked("LowRank"),
     canonical_polyadic: ranked("CanonicalPolyadic"),
@@ -47,7 +49,7 @@
   const CASES = {
     "train a language model": { study: "language model", line: (code, rows, dim) => `embedding, head = tb.embedding_and_head(${rows}, ${dim}, ${code})` },
     "train a classifier": { study: "classifier", line: (code, rows, dim) => `embedding = tb.Embedding(${rows}, ${dim}, ${code})` },
-    "train a recommender": { line: (code, rows, dim) => `field = tb.EmbeddingBag(${rows}, ${dim}, ${code}, mode="sum")` },
+    "train a recommender": { study: "recommender", line: (code, rows, dim) => `field = tb.EmbeddingBag(${rows}, ${dim}, ${code}, mode="sum")` },
     "compress an encoder": { study: "encoder", trained: true },
     "compress a language model with tied ends": { study: "tied language model", trained: true },
   };
@@ -73,7 +75,7 @@
 
   // The best point of each format, best first.
   const ordered = (points, study) => {
-    const worth = (point) => (study.higher ? -(point.chosenBy ?? point.quality) : point.quality);
+    const worth = (point) => (study.higher ? -1 : 1) * (point.chosenBy ?? point.quality);
     const sorted = points.toSorted((a, b) => worth(a) - worth(b) || b.measured - a.measured);
     return measured.grouped(sorted, (point) => point.code).map((group) => group[0]);
   };
@@ -112,26 +114,17 @@
   };
 
   const unmeasured = (asked) => {
-    if (asked.study) {
-      const code = asked.trained ? undefined : `tb.TensorTrain(ratio=${asked.ratio})`;
-      const words = asked.trained
-        ? `No format was measured that keeps a trained table and is ${asked.ratio} times smaller here. Ask for less${asked.texts ? "" : ", calibrate on typical texts"}, or train the model after a fit.`
-        : `Nothing was measured that is ${asked.ratio} times smaller. This line makes such a table if there is one; train it and compare.`;
-      return [...(code ? [codeBlock(asked.line(code, asked.rows, asked.dim))] : []), element("p", words)];
-    }
-    const train = { code: `tb.TensorTrain(ratio=${asked.ratio})`, bytes: (4 * asked.rows * asked.dim) / asked.ratio, ratio: asked.ratio };
-    return [
-      codeBlock(asked.line(train.code, asked.rows, asked.dim)),
-      element("p", sizes(train, asked)),
-      element("p", "The quality of recommenders has no committed results here yet: compare it with tb.Hashed and tb.QuotientRemainder of the same ratio on your own data."),
-    ];
+    const code = asked.trained ? undefined : `tb.TensorTrain(ratio=${asked.ratio})`;
+    const words = asked.trained
+      ? `No format was measured that keeps a trained table and is ${asked.ratio} times smaller here. Ask for less${asked.texts ? "" : ", calibrate on typical texts"}, or train the model after a fit.`
+      : `Nothing was measured that is ${asked.ratio} times smaller. This line makes such a table if there is one; train it and compare.`;
+    return [...(code ? [codeBlock(asked.line(code, asked.rows, asked.dim))] : []), element("p", words)];
   };
 
   const answer = async (asked) => {
     if (!asked) return [element("p", "Rows and numbers a row are whole numbers above 0, and the budget is above 0.")];
     const line = (point) => (asked.trained ? COMPRESS(point.code, point.calibrated) : asked.line(point.code, asked.rows, asked.dim));
     const told = notes(asked).map((note) => element("p", note, { className: "chooser-note" }));
-    if (!asked.study) return [...unmeasured(asked), ...told];
     const study = measured.STUDIES[asked.study];
     const points = await study.points();
     const full = points.find((point) => point.format === "full")?.quality ?? points[0].full;

@@ -26,7 +26,7 @@ const measured = (() => {
         format: row[0].format,
         ratio: last[0].ratio,
         quality: mean(last.map((run) => run[quality])),
-        chosenBy: mean(last.map((run) => run.val_accuracy ?? run[quality])),
+        chosenBy: mean(last.map((run) => run.val_accuracy ?? run.val_logloss ?? run[quality])),
         seeds: last.length,
       };
     });
@@ -66,6 +66,13 @@ const measured = (() => {
       page: "results/sentiment/",
       where: "the paper's classifier of SST-5, with a table of 17,200 x 256",
     },
+    recommender: {
+      points: async () => overSeeds(byTime((await read("click_through")).filter((run) => run.row !== "full_once")), "test_logloss"),
+      quality: "test log-loss",
+      digits: 4,
+      page: "results/click_through/",
+      where: "ratings of Book-Crossing, with tables of readers, books, authors and publishers of up to 45,681 x 16",
+    },
     encoder: {
       points: ofModel("all-MiniLM", (line) => 1 - line.mean_cosine),
       quality: "1 - mean cosine",
@@ -86,6 +93,8 @@ const measured = (() => {
 
   const NAMES = {
     tensor_train: "tensor train",
+    "tensor_train(order=3)": "tensor train, 3 cores",
+    "tensor_train(order=4)": "tensor train, 4 cores",
     tensor_ring: "tensor ring",
     low_rank: "low rank",
     canonical_polyadic: "canonical polyadic",
