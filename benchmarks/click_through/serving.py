@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -80,16 +81,24 @@ def scoring(scorer: Scorer, lines: Sequence[bytes]) -> list[Floor]:
     def score(some: Sequence[bytes]) -> list[float]:
         return scorer.scores([checked_row(line, number) for number, line in enumerate(some, 1)])
 
-    singles = [milliseconds(lambda line=line: score([line])) for line in lines[: _SINGLE + _WARM]]  # type: ignore[misc]
+    floors, all_threads = [], torch.get_num_threads()
+    for threads in sorted({1, all_threads}):
+        torch.set_num_threads(threads)
+        for code in scorer.codes:
+            code.lately.clear()
+        single = [milliseconds(partial(score, [line])) for line in lines[: _SINGLE + _WARM]]
+        told = counted_threads(threads)
+        floors.append(Floor("one row scored, median ms", told, 2, median(single[_WARM:]), False, ""))
     batch = lines[:BATCH]
     ids = torch.from_numpy(scorer.ids([checked_row(line, number) for number, line in enumerate(batch, 1)]))
-    forward = median(milliseconds(lambda: scorer.model(ids)) for _ in range(_WARM))
-    whole = median(milliseconds(lambda: score(batch)) for _ in range(_WARM))
-    threads = f"{torch.get_num_threads()} threads"
-    return [
-        Floor("one row scored, median ms", threads, 2, median(singles[_WARM:]), False, ""),
-        Floor(f"{len(batch):,} rows scored, times training's forward pass", threads, 1, whole / forward, False),
-    ]
+    forward = median(milliseconds(partial(scorer.model, ids)) for _ in range(_WARM))
+    whole = median(milliseconds(partial(score, batch)) for _ in range(_WARM))
+    about = f"{len(batch):,} rows scored, times training's forward pass"
+    return [*floors, Floor(about, counted_threads(all_threads), 1, whole / forward, False)]
+
+
+def counted_threads(threads: int) -> str:
+    return f"{threads} thread{'s' * (threads > 1)}"
 
 
 def milliseconds(call: Callable[[], object]) -> float:
