@@ -18,6 +18,13 @@ from pathlib import Path
 # Said, because Triton's own default changes with version 3.10.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
+from rich.progress import track
+
+from tensorbed.backends import triton
+
+if triton.reason:
+    sys.exit(f"python -m benchmarks.gpu_compile: {triton.reason}")
+
 from benchmarks.gpu_compile.calls import DTYPES, MODULES, RANKS, Case, compiled_case
 from benchmarks.gpu_compile.compiling import TARGETS, Needs, kernels
 from benchmarks.gpu_compile.page import written
@@ -53,7 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     targets, ranks = _QUICK if asked.quick else (tuple(TARGETS), RANKS)
     cases: list[Case] = list(product(targets, DTYPES, ranks))
     with ProcessPoolExecutor(asked.processes, mp_context=get_context("spawn")) as pool:
-        found = dict(zip(cases, pool.map(compiled_case, cases, chunksize=len(ranks)), strict=True))
+        compiled = track(pool.map(compiled_case, cases, chunksize=len(ranks)), "compiled", total=len(cases))
+        found = dict(zip(cases, compiled, strict=True))
     said = faults(found)
     launches = sum(len(needs) for by_kernel in found.values() for needs in by_kernel.values())
     print(f"{launches} kernels compiled for {', '.join(targets)}: {len(said)} faults.")
