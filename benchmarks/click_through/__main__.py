@@ -41,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     if options.anew:
         file.unlink(missing_ok=True)
+    sys.path.append(str(options.torchrec))  # whose versions are told
     console = Console(width=None if sys.stdout.isatty() else 120)
     cases = [
         Case(name, rows, options.hidden, options.batch) for rows in options.rows for name in options.implementation
