@@ -226,7 +226,7 @@ def summed_up(report: Path | None) -> dict[str, Any] | None:
         for case in suite.iter("testcase")
         for problem in (*case.findall("failure"), *case.findall("error"))
     ]
-    return {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} | {"failed": failed}
+    return {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")} | {"failed": failed}
 
 
 if __name__ == "__main__":
