@@ -5,6 +5,7 @@ Triton decides when a kernel is defined whether it is interpreted, so these test
 """
 
 import inspect
+import os
 
 import pytest
 import torch
@@ -13,6 +14,9 @@ from guards import guarded
 from tensorbed.backends import triton
 from tensorbed.backends.triton import launching
 from tensorbed.backends.triton.launching import Tiles
+
+# Some versions of torch want it for their own products on CUDA where deterministic algorithms are asked for.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 # Laws that ask every backend themselves.
 OF_EVERY_BACKEND = {"test_half_precision_is_rounded_once", "test_nothing_of_the_table_s_size_is_allocated"}
