@@ -112,6 +112,7 @@ gpu-check: .venv/.gpu
 
 # For whoever has a GPU: the same tests on it, and times beside others. What fails is part of what the file tells.
 gpu: .venv/.gpu
+	rm -f out/gpu-tests.xml
 	-TRITON_DEFAULT_FP_FUSION=1 $(BIN)/python -m pytest --junit-xml=out/gpu-tests.xml tests/gpu
 	TRITON_DEFAULT_FP_FUSION=1 $(BIN)/python -m benchmarks.gpu --tests out/gpu-tests.xml --out out/gpu.json
 

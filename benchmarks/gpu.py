@@ -1,4 +1,4 @@
-"""Lookups, bags and gradients on a GPU: the kernels, plain PyTorch, a dense table, and FBTT where it is installed.
+"""Lookups, bags, losses and gradients on a GPU: the kernels, plain PyTorch, a dense table, FBTT where it is installed.
 
 ``make gpu`` runs the suite of the kernels on the device, then this, and writes one file, ``out/gpu.json``: sizes,
 times, memory, what the tests said, versions and the name of the GPU. ``--device cpu`` tries the walk without a GPU, on
@@ -22,8 +22,11 @@ from torch import Tensor, nn
 
 import provenance
 import tensorbed as tb
+from benchmarks import quantized
+from benchmarks.heads import HeadWorkload, Plain
 from benchmarks.workloads import WORKLOADS, Workload
 from tensorbed.info import info
+from tensorbed.structures import Format
 
 DTYPES = (torch.float32, torch.bfloat16)
 _ROUNDS, _WARM_UP = 20, 3
@@ -125,34 +128,31 @@ def timed(step: Callable[[], object], device: torch.device, rounds: int) -> floa
     return median(found)
 
 
-def measured(layer: nn.Module, workload: Workload, dtype: torch.dtype, device: torch.device, rounds: int) -> Any:
-    """Times of a lookup without and with its gradients, and the most memory a training step takes beside the layer."""
-    ids, grad = workload.ids.to(device), workload.gradient.to(device, dtype)
+def measured(
+    output: Callable[[], Tensor], leaves: list[Tensor], grad: Tensor | None, device: torch.device, rounds: int
+) -> dict[str, float]:
+    """Times of a call without and with gradients of the leaves, and the most memory of a training step beside them.
 
-    def output() -> Tensor:
-        made = layer(ids)
-        out: Tensor = made[0] if isinstance(made, tuple) else made
-        return out
+    Where nothing trains there is the time without alone.
+    """
 
     def forward() -> None:
         with torch.no_grad():
             output()
 
     def both() -> None:
-        for parameter in layer.parameters():
-            parameter.grad = None
+        for leaf in leaves:
+            leaf.grad = None
         output().backward(grad)
 
     started = time.perf_counter()
-    both()
+    both() if leaves else forward()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    first = time.perf_counter() - started
-    record = {
-        "first_call_s": first,
-        "forward_ms": timed(forward, device, rounds),
-        "both_ms": timed(both, device, rounds),
-    }
+    record = {"first_call_s": time.perf_counter() - started, "forward_ms": timed(forward, device, rounds)}
+    if not leaves:
+        return record
+    record["both_ms"] = timed(both, device, rounds)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -169,17 +169,68 @@ MAKERS: dict[str, Callable[[Workload, torch.dtype, torch.device], nn.Module]] = 
 }
 
 
+def recorded(workload: str, name: str, dtype: torch.dtype, measure: Callable[[], dict[str, float]]) -> dict[str, Any]:
+    """What was measured, or why it could not be."""
+    record: dict[str, Any] = {"workload": workload, "name": name, "dtype": str(dtype)[6:]}
+    try:
+        return record | measure()
+    except Exception as error:  # one that fails should not cost the others their times
+        return record | {"error": f"{type(error).__name__}: {error}"[:500]}
+
+
 def run(workload: Workload, device: torch.device, rounds: int) -> list[dict[str, Any]]:
-    """All implementations on one workload; one that cannot run says why."""
-    records = []
-    for dtype, (name, make) in product(DTYPES, MAKERS.items()):
-        record: dict[str, Any] = {"workload": workload.name, "name": name, "dtype": str(dtype)[6:]}
-        try:
-            record |= measured(make(workload, dtype, device), workload, dtype, device, rounds)
-        except Exception as error:  # one that fails should not cost the others their times
-            record["error"] = f"{type(error).__name__}: {error}"[:500]
-        records.append(record)
-    return records
+    """All implementations on one workload of lookups; one that cannot run says why."""
+
+    def measure(make: Callable[..., nn.Module], dtype: torch.dtype) -> dict[str, float]:
+        layer, ids, grad = make(workload, dtype, device), workload.ids.to(device), workload.gradient.to(device, dtype)
+
+        def output() -> Tensor:
+            made = layer(ids)
+            out: Tensor = made[0] if isinstance(made, tuple) else made
+            return out
+
+        return measured(output, list(layer.parameters()), grad, device, rounds)
+
+    return [
+        recorded(workload.name, name, dtype, partial(measure, make, dtype))
+        for dtype, (name, make) in product(DTYPES, MAKERS.items())
+    ]
+
+
+def run_losses(workload: HeadWorkload, device: torch.device, rounds: int) -> list[dict[str, Any]]:
+    """The loss of a tensor-train head by the kernels, in tiles and as written, and of all logits of a dense one."""
+    train = tb.TensorTrain(rank=16, shape=(workload.row_factors, workload.col_factors))
+    makers: dict[str, Callable[[], Any]] = {
+        "tensorbed triton": lambda: tb.Head(workload.dim, workload.classes, train, impl="triton"),
+        "tensorbed auto": lambda: tb.Head(workload.dim, workload.classes, train),
+        "tensorbed reference": lambda: tb.Head(workload.dim, workload.classes, train, impl="reference"),
+        "cross_entropy": lambda: Plain(tb.Head(workload.dim, workload.classes, tb.Dense())),
+    }
+
+    def measure(make: Callable[[], Any], dtype: torch.dtype) -> dict[str, float]:
+        head, target = make().to(device, dtype), workload.target.to(device)
+        hidden = workload.hidden.to(device, dtype).requires_grad_()
+        return measured(lambda: head.loss(hidden, target), [hidden, *head.parameters()], None, device, rounds)
+
+    return [
+        recorded("heads", name, dtype, partial(measure, make, dtype))
+        for dtype, (name, make) in product(DTYPES, makers.items())
+    ]
+
+
+def run_codes(rows: int, cols: int, device: torch.device, rounds: int) -> list[dict[str, Any]]:
+    """Rows of drawn codes by the kernels and in plain PyTorch."""
+    index = torch.randint(rows, (quantized.LOOKUPS,), generator=torch.Generator().manual_seed(0)).to(device)
+
+    def measure(format: Format, impl: str) -> dict[str, float]:
+        embedding = quantized.drawn(rows, cols, format)[0].to(device)
+        embedding.impl = impl
+        return measured(lambda: embedding(index), [], None, device, rounds)
+
+    return [
+        recorded(f"codes, {name}", f"tensorbed {impl}", torch.float32, partial(measure, make(cols), impl))
+        for (name, make), impl in product(quantized.FORMATS.items(), ("triton", "reference"))
+    ]
 
 
 def main() -> None:
@@ -195,7 +246,12 @@ def main() -> None:
         raise SystemExit("torch sees no GPU: look at its driver, and at whether this torch is built for CUDA or ROCm.")
     names = options.workload or (list(WORKLOADS) if device.type == "cuda" else ["one row"])
     rounds = _ROUNDS if device.type == "cuda" else 1
+    on_gpu = device.type == "cuda"
+    heads = HeadWorkload() if on_gpu else HeadWorkload(1000, (10, 10, 10), (2, 2, 4), tokens=8)
+    rows, cols = quantized.SIZES["MiniLM"] if on_gpu else (300, 64)
     records = [record for name in names for record in run(WORKLOADS[name], device, rounds)]
+    if not options.workload:
+        records += [*run_losses(heads, device, rounds), *run_codes(rows, cols, device, rounds)]
     found = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else provenance.processor(),
         "capability": torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
@@ -207,6 +263,8 @@ def main() -> None:
         "kernels": info().as_dict()["gpu_kernels"],
         "tests": summed_up(options.tests),
         "workloads": [WORKLOADS[name].record() for name in names],
+        "heads": heads.record(),
+        "codes": {"rows": rows, "cols": cols, "lookups": quantized.LOOKUPS},
         "records": records,
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -226,7 +284,7 @@ def summed_up(report: Path | None) -> dict[str, Any] | None:
         for case in suite.iter("testcase")
         for problem in (*case.findall("failure"), *case.findall("error"))
     ]
-    return {name: suite.get(name) for name in ("tests", "failures", "errors", "skipped")} | {"failed": failed}
+    return {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")} | {"failed": failed}
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Triton decides when a kernel is defined whether it is interpreted, so these test
 """
 
 import inspect
+import os
 
 import pytest
 import torch
@@ -14,8 +15,18 @@ from tensorbed.backends import triton
 from tensorbed.backends.triton import launching
 from tensorbed.backends.triton.launching import Tiles
 
+# Some versions of torch want it for their own products on CUDA where deterministic algorithms are asked for.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
 # Laws that ask every backend themselves.
 OF_EVERY_BACKEND = {"test_half_precision_is_rounded_once", "test_nothing_of_the_table_s_size_is_allocated"}
+
+# Tests that give the kernels wrong numbers on purpose.
+WITH_WRONG_NUMBERS = {
+    "test_compiled_layers_compute_the_same",
+    "test_indices_outside_the_table_raise",
+    "test_targets_out_of_range_are_refused_without_a_number",
+}
 
 
 def is_about_a_backend(item):
@@ -55,6 +66,18 @@ def large_tiles(request, monkeypatch):
     """The interpreter takes milliseconds for a program of any size. Tests of tiles as they are have a marker for it."""
     if triton.interpreted and "tiles_as_they_are" not in request.keywords:
         monkeypatch.setattr(launching, "tiles", lambda rank, dtype: Tiles(1024, 128, 128, 4, 1))
+
+
+@pytest.fixture(autouse=True)
+def refusals_of_a_device_at_once(request, monkeypatch):
+    """As on the CPU. A device that refuses by itself would refuse whatever the tests after this one ask of it too."""
+
+    def refuse(valid, message):
+        if not bool(valid):
+            raise RuntimeError(message)
+
+    if not triton.interpreted and getattr(request.node, "originalname", None) in WITH_WRONG_NUMBERS:
+        monkeypatch.setattr(torch, "_assert_async", refuse)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -194,6 +194,11 @@ def test_repr_reads_well():
         ((torch.zeros(3, dtype=torch.int64), torch.tensor([0, 2, 1])), ValueError, r"must not fall .*\[0, 2, 1, 3\]"),
         ((torch.zeros(3, dtype=torch.int64), torch.tensor([0, 4])), ValueError, "within the 3 indices"),
         ((torch.zeros(3, dtype=torch.int64), torch.tensor([[0]])), ValueError, "one number a bag"),
+        (
+            (torch.zeros(3, dtype=torch.int64), torch.zeros(1, dtype=torch.int64, device="meta")),
+            ValueError,
+            r"offsets are on meta and indices on cpu: move the offsets, .*offsets\.to\(index\.device\)",
+        ),
         ((torch.zeros(3, dtype=torch.int64), torch.tensor([0.0])), TypeError, "offsets must be int32 or int64"),
         ((torch.zeros(3), torch.tensor([0])), TypeError, "index must be int32 or int64, got float32"),
         ((torch.tensor([0, 50]), torch.tensor([0])), IndexError, "index 50 is out of range"),

@@ -31,6 +31,9 @@ def bounds_of(
     require_integer_indices(offsets, "offsets")
     if offsets.dim() != 1:
         raise ValueError(f"offsets has shape {tuple(offsets.shape)}: give one number a bag.")
+    if offsets.device != index.device:
+        where = f"offsets are on {offsets.device} and indices on {index.device}"
+        raise ValueError(f"{where}: move the offsets, for instance with offsets.to(index.device).")
     bounds = offsets.long()
     if not include_last_offset:
         bounds = torch.cat([bounds, bounds.new_full((1,), index.shape[0])])

@@ -7,7 +7,9 @@ environment Triton's interpreter runs the kernels on the CPU: slowly, for tests.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,16 +20,28 @@ LEAST_VERSION = (3, 6)
 LEAST_CAPABILITY = (7, 0)
 TYPES = (torch.float32, torch.bfloat16, torch.float16)  # what the kernels compute with
 
-# What `make gpu` wrote on real hardware. Until it is in the repository, nobody has seen the kernels run on a GPU, and
-# they are taken by their name alone.
-measured = Path(__file__).with_name("measured.json").is_file()
+
+def passed(result: Path) -> bool:
+    """Whether this is what ``make gpu`` wrote on a GPU where tests ran and none failed."""
+    try:
+        told = json.loads(result.read_text(encoding="utf-8"))
+        tests = {name: int(told["tests"][name]) for name in ("tests", "failures", "errors", "skipped")}
+        on_a_gpu = bool(told["capability"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    return on_a_gpu and tests["tests"] > tests["skipped"] and not tests["failures"] and not tests["errors"]
+
+
+# Until such a file is in the repository, nobody has seen the kernels run on a GPU, and they are taken by their name
+# alone.
+measured = passed(Path(__file__).with_name("measured.json"))
 interpreted = os.environ.get("TRITON_INTERPRET", "").lower() in ("1", "true", "on", "yes", "y")  # as Triton reads it
 
 _PACKAGES = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm", "triton-windows")
 
 
 def version() -> str:
-    """Of the installed Triton, whichever package it comes from; empty where there is none."""
+    """Of the installed Triton, whichever package it comes from; empty where there is none, "unknown" if none says."""
     if find_spec("triton") is None:
         return ""
     for package in _PACKAGES:
@@ -35,7 +49,7 @@ def version() -> str:
             return metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return ""
+    return "unknown"
 
 
 def not_installed() -> str:
@@ -43,7 +57,10 @@ def not_installed() -> str:
     installed = version()
     if not installed:
         return 'triton is not installed: pip install "triton>=3.6"'
-    if tuple(int(part) for part in installed.split(".")[:2]) < LEAST_VERSION:
+    numbers = re.match(r"(\d+)(?:\.(\d+))?", installed)
+    if numbers is None:
+        return 'triton is of an unknown version: pip install --upgrade "triton>=3.6"'
+    if tuple(int(part or 0) for part in numbers.groups()) < LEAST_VERSION:
         return f'triton {installed} is too old: pip install --upgrade "triton>=3.6"'
     return ""
 
@@ -67,4 +84,5 @@ def absent(device: torch.device | None = None) -> str:
     if (major, minor) >= LEAST_CAPABILITY:
         return ""
     least = ".".join(map(str, LEAST_CAPABILITY))
-    return f"{torch.cuda.get_device_name(best)} has compute capability {major}.{minor}: Triton needs {least} or later"
+    told = f"{torch.cuda.get_device_name(best)} has compute capability {major}.{minor}, Triton needs {least} or later"
+    return f'{told}: use impl="torch" on it, or another GPU'
