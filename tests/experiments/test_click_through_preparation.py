@@ -13,7 +13,7 @@ pytest.importorskip("pyarrow.parquet")
 
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.click_through.criteo import BINS, FEATURES, is_good, number_in_bins, values
-from experiments.tasks.click_through.engines import DuckDB
+from experiments.tasks.click_through.engines import DuckDB, numbered_name
 from experiments.tasks.click_through.prepare import BAD_ROWS, Preparation
 from experiments.tasks.click_through.prepared import Prepared, map_files
 
@@ -84,6 +84,17 @@ def test_options_and_many_files_packed_and_not(tmp_path):
     for split, rows in zip(("train", "validation", "test"), expected(ROWS, **options), strict=True):
         assert contents(prepared, split) == rows
     assert max(prepared.tables.values()) == 8
+
+
+def test_files_are_taken_in_the_order_of_the_numbers_in_their_names(tmp_path):
+    for day in range(12):
+        write(tmp_path / f"day_{day}.txt", ROWS[50 * day : 50 * day + 50])
+    prepared = prepare(tmp_path / "day_*", tmp_path / "out")
+    for split, rows in zip(("train", "validation", "test"), expected(ROWS), strict=True):
+        assert contents(prepared, split) == rows
+    names = ["b1/day_2", "a10/day_1", "a9/day_10", "a9/day_9.gz", "a9/day_09", "a9/day"]
+    ordered = ["a9/day", "a9/day_09", "a9/day_9.gz", "a9/day_10", "a10/day_1", "b1/day_2"]
+    assert sorted(names, key=numbered_name) == ordered
 
 
 def test_bins_are_floors_of_squared_logarithms_and_small_numbers_stay_apart():

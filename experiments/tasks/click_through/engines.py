@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +22,12 @@ def split_sizes(count: int, shares: Shares) -> dict[str, int]:
     """Of rows, or of files, in order."""
     validation, test = (round(share * count) for share in shares)
     return dict(zip(SPLITS, (count - validation - test, validation, test), strict=True))
+
+
+def numbered_name(name: str) -> tuple[list[str | int], str]:
+    """What names are sorted by: digits are numbers, so that day_2 comes before day_10."""
+    parts = re.split("([0-9]+)", name)  # texts and digits in turn
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)], name
 
 
 class Engine(ABC):
@@ -99,7 +106,7 @@ class DuckDB(Engine):
 
 
 class Spark(Engine):
-    """Keeps no order of lines: files are split in the order of their names, such as one a day."""
+    """Keeps no order of lines: files are split in the order of their names, such as one a day (``numbered_name``)."""
 
     kept = ("filename",)
 
@@ -133,7 +140,7 @@ class Spark(Engine):
         return self.connection.read_parquet(str(folder), table_name=name)
 
     def splits(self, rows: Any, shares: Shares) -> dict[str, Any]:
-        files = sorted(rows.filename.name("file").as_table().distinct().file.execute())
+        files = sorted(rows.filename.name("file").as_table().distinct().file.execute(), key=numbered_name)
         sizes = split_sizes(len(files), shares)
         if any(share and not count for share, count in zip(shares, list(sizes.values())[1:], strict=True)):
             wanted = f"--validation {shares[0]} and --test {shares[1]}"

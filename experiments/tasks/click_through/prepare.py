@@ -22,7 +22,7 @@ from experiments.lab.errors import ExperimentError
 from experiments.lab.files import alone, writable_folder
 from experiments.tasks.click_through import expressions
 from experiments.tasks.click_through.criteo import FEATURES, is_good, problem
-from experiments.tasks.click_through.engines import ENGINES, Engine, Shares
+from experiments.tasks.click_through.engines import ENGINES, Engine, Shares, numbered_name
 from experiments.tasks.click_through.prepared import SPLITS, Prepared, map_files, parquet_file, write_about
 from experiments.tasks.click_through.rows import LABEL
 
@@ -120,7 +120,8 @@ class Preparation:
         bad = lines.filter(~expressions.is_good(lines)).select("filename").distinct()
         count = 0
         with (folder / BAD_ROWS).open("w") as report:
-            for file in sorted(name.removeprefix("file://") for name in bad.filename.execute()):
+            names = (name.removeprefix("file://") for name in bad.filename.execute())
+            for file in sorted(names, key=numbered_name):
                 for number, line in enumerate(text_lines(Path(file)), 1):
                     if is_good(line):
                         continue
@@ -138,8 +139,8 @@ _ADVICE = "--on-bad-row skip leaves such rows out."
 
 
 def raw_files(pattern: str) -> list[Path]:
-    """Those of a glob, by name."""
-    files = [Path(name) for name in sorted(glob(pattern)) if Path(name).is_file()]
+    """Those of a glob, in the order of their names and of the numbers in them."""
+    files = [Path(name) for name in sorted(glob(pattern), key=numbered_name) if Path(name).is_file()]
     if not files:
         raise ExperimentError(f"{pattern}: there is no such file; a file or a glob in quotes is needed.")
     return files
