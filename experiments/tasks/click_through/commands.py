@@ -53,8 +53,11 @@ def generate(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Write raw rows of Criteo's shape from random numbers: Zipf's law, clicks by a planted model."""
-    from experiments.tasks.click_through.synthetic import Synthetic, write_raw
+    from experiments.tasks.click_through.synthetic import MOST_VALUES, Synthetic, write_raw
 
+    if values is not None and values > MOST_VALUES:
+        told = f"--values {values:,}: at most {MOST_VALUES:,} values of each category have texts of their own"
+        raise ExperimentError(f"{told}, which are of eight hexadecimal digits.")
     writable_folder(out.absolute().parent, "OUT")
     if out.exists():
         raise ExperimentError(f"{out} is there already; give another file, or remove it first.")
