@@ -47,8 +47,9 @@ class Preparation:
     console: Console = field(default_factory=lambda: Console(stderr=True))
 
     def check(self) -> None:
-        if min(self.shares) < 0 or sum(self.shares) >= 1:
-            raise ExperimentError(f"--validation and --test are {self.shares}: shares, below 1 in all, are needed.")
+        if not (min(self.shares) > 0 and sum(self.shares) < 1):  # nor are they nan
+            told = f"--validation {self.shares[0]} and --test {self.shares[1]}"
+            raise ExperimentError(f"{told}: shares above 0, and below 1 in all, are needed.")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise ExperimentError(f"{self.out} is there already; give another folder, or remove it first.")
 
@@ -96,7 +97,7 @@ class Preparation:
             counts = {split: int(part.count().execute()) for split, part in splits.items()}
             write_about(folder, sizes, counts, {"bins": self.bins, "least": self.least, "modulo": self.modulo})
         except engine.errors as error:
-            raise ExperimentError(f"{self.raw}: {str(error).splitlines()[0].rstrip('.')}.") from None
+            raise ExperimentError(f"{self.raw}: {reason(error)}.") from None
         finally:
             engine.close()
 
@@ -161,6 +162,14 @@ def first_line(path: Path) -> str:
     for line in text_lines(path):
         return line
     raise ExperimentError(f"{path} is empty; copy it anew, or leave it out.")
+
+
+def reason(error: Exception) -> str:
+    """Of an engine's message what is wrong and in which file, without the row that it quotes."""
+    first, _, details = str(error).partition("\n\n")
+    told = [line for line in first.split("\n") if not line.startswith("Original Line:")][:2]
+    told += [line for line in details.split("\n") if line.startswith("  file = ")]
+    return "; ".join(line.strip().rstrip(".") for line in told)
 
 
 def clear(folder: Path) -> None:
