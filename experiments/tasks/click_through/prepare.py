@@ -47,7 +47,7 @@ class Preparation:
     console: Console = field(default_factory=lambda: Console(stderr=True))
 
     def check(self) -> None:
-        if not (min(self.shares) > 0 and sum(self.shares) < 1):  # nor are they nan
+        if not (min(self.shares) > 0 and sum(self.shares) < 1):  # nan is refused, too
             told = f"--validation {self.shares[0]} and --test {self.shares[1]}"
             raise ExperimentError(f"{told}: shares above 0, and below 1 in all, are needed.")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
