@@ -24,8 +24,8 @@ from experiments.lab.task import find
 from experiments.lab.training import train
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings, format_of
 from experiments.tasks.click_through.prepare import Preparation
-from experiments.tasks.click_through.prepared import Prepared, parquet_file
-from experiments.tasks.click_through.scoring import Scorer, blocks_of_lines
+from experiments.tasks.click_through.prepared import Prepared, map_files, parquet_file
+from experiments.tasks.click_through.scoring import Scorer, blocks_of_lines, checked_row, has_label
 from experiments.tasks.click_through.task import area_under_curve
 
 TASK = find("click_through")
@@ -258,16 +258,37 @@ def test_raw_rows_are_scored_from_standard_input(criteo, kept_model):
     rows = tiny.criteo_rows()[:50]
     scorer = Scorer(kept_model, criteo.folder)
     arguments = ("click-through", "score", "--checkpoint", kept_model, "--data", criteo.folder, "--batch", 7)
-    code, out, err = run_command(*arguments, input="\n".join([*rows, rows[0].split("\t", 1)[1]]))
-    assert (code, err) == (0, "")
+    without_labels = [row.split("\t", 1)[1] for row in rows]
     ids = next(criteo.in_order(settings(batch=50), "train"))["ids"]
     expected = scorer.model(ids).sigmoid().tolist()
-    assert list(map(float, out.split())) == pytest.approx([*expected, expected[0]], abs=1e-5)
-    code, out, err = run_command(*arguments, input="\n".join([*rows[:20], rows[0] + "\t1"]))
+    for lines in (rows, without_labels):
+        code, out, err = run_command(*arguments, input="\n".join(lines))
+        assert (code, err) == (0, "")
+        assert list(map(float, out.split())) == pytest.approx(expected, abs=1e-5)
+    code, out, err = run_command(*arguments, input="\n".join([*without_labels[:20], rows[0]]))
     assert (code, len(out.split())) == (2, 20)
     assert err == (
-        "error: standard input, line 21: 41 fields; 40 are needed, tabs between: a label, 13 numbers, 26 categories.\n"
+        "error: standard input, line 21: 40 fields; line 1 has 39, without a label, and all lines must be alike.\n"
     )
+
+
+def test_rows_have_labels_where_the_first_line_has_one():
+    row = tiny.criteo_rows()[0].encode()
+    without_label, one_field_less = row.split(b"\t", 1)[1], row.rsplit(b"\t", 1)[0]
+    assert has_label(row)
+    assert not has_label(without_label)
+    assert checked_row(row + b"\r", 2) == row.decode()
+    assert checked_row(without_label, 2, labelled=False) == without_label.decode()
+    for line, fields in ((one_field_less, 39), (without_label, 39), (row + b"\t1", 41)):
+        with pytest.raises(ExperimentError, match=f"line 2: {fields} fields; line 1 has 40, with a label"):
+            checked_row(line, 2)
+    for line, fields in ((row, 40), (without_label.rsplit(b"\t", 1)[0], 38)):
+        with pytest.raises(ExperimentError, match=f"line 2: {fields} fields; line 1 has 39, without a label"):
+            checked_row(line, 2, labelled=False)
+    with pytest.raises(ExperimentError, match="line 1: 41 fields; 40 are needed, tabs between: a label"):
+        checked_row(row + b"\t1", 1, has_label(row + b"\t1"))
+    with pytest.raises(ExperimentError, match="line 3: I1 is 'x'; a whole number"):
+        checked_row(b"x" + without_label[without_label.index(b"\t") :], 3, labelled=False)
 
 
 def test_maps_of_another_data_set_are_refused(criteo, kept_model, tmp_path):
@@ -275,6 +296,27 @@ def test_maps_of_another_data_set_are_refused(criteo, kept_model, tmp_path):
     other = Preparation(str(tmp_path / "raw.txt"), tmp_path / "out", least=1).run()
     with pytest.raises(ExperimentError, match="has the maps of another data set than"):
         Scorer(kept_model, other.folder)
+
+
+def test_maps_that_are_not_those_that_were_written_are_refused(criteo, kept_model, tmp_path):
+    for path in criteo.folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (c1, _), (c2, codes) = (map_files(tmp_path, feature) for feature in ("C1", "C2"))
+    whole = {path: path.read_bytes() for path in (c1, c2, codes)}
+    c1.write_bytes(whole[c2])
+    c2.write_bytes(whole[c1])
+    with pytest.raises(ExperimentError, match=r"are not those that were written.*copy the --data of the run anew"):
+        Scorer(kept_model, tmp_path)
+    c1.write_bytes(whole[c1])
+    c2.write_bytes(whole[c2])
+    Scorer(kept_model, tmp_path)
+    for size in (len(whole[codes]) - 1, 100, 3, 0):
+        codes.write_bytes(whole[codes][:size])
+        with pytest.raises(ExperimentError, match=r"C2.codes.npy is missing, damaged or cut short: "):
+            Scorer(kept_model, tmp_path)
+    codes.unlink()
+    with pytest.raises(ExperimentError, match=r"C2.codes.npy is missing, damaged or cut short: "):
+        Scorer(kept_model, tmp_path)
 
 
 def test_lines_come_as_they_are_there():

@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import re
 from collections import Counter
 
 import numpy as np
@@ -13,7 +14,7 @@ pytest.importorskip("pyarrow.parquet")
 
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.click_through.criteo import BINS, FEATURES, is_good, number_in_bins, values
-from experiments.tasks.click_through.engines import DuckDB
+from experiments.tasks.click_through.engines import DuckDB, numbered_name
 from experiments.tasks.click_through.prepare import BAD_ROWS, Preparation
 from experiments.tasks.click_through.prepared import Prepared, map_files
 
@@ -79,11 +80,22 @@ def test_maps_are_sorted_arrays(prepared):
 def test_options_and_many_files_packed_and_not(tmp_path):
     write(tmp_path / "day_0.txt", ROWS[:250], end="\r\n")
     write(tmp_path / "day_1.txt.gz", ROWS[250:])
-    options = {"least": 1, "modulo": 7, "shares": (0.2, 0.0), "bins": "none"}
+    options = {"least": 1, "modulo": 7, "shares": (0.2, 0.05), "bins": "none"}
     prepared = prepare(tmp_path / "day_*", tmp_path / "out", **options)
     for split, rows in zip(("train", "validation", "test"), expected(ROWS, **options), strict=True):
         assert contents(prepared, split) == rows
     assert max(prepared.tables.values()) == 8
+
+
+def test_files_are_taken_in_the_order_of_the_numbers_in_their_names(tmp_path):
+    for day in range(12):
+        write(tmp_path / f"day_{day}.txt", ROWS[50 * day : 50 * day + 50])
+    prepared = prepare(tmp_path / "day_*", tmp_path / "out")
+    for split, rows in zip(("train", "validation", "test"), expected(ROWS), strict=True):
+        assert contents(prepared, split) == rows
+    names = ["b1/day_2", "a10/day_1", "a9/day_10", "a9/day_9.gz", "a9/day_09", "a9/day"]
+    ordered = ["a9/day", "a9/day_09", "a9/day_9.gz", "a9/day_10", "a10/day_1", "b1/day_2"]
+    assert sorted(names, key=numbered_name) == ordered
 
 
 def test_bins_are_floors_of_squared_logarithms_and_small_numbers_stay_apart():
@@ -158,8 +170,41 @@ def test_folders_that_are_there_and_files_that_are_not_are_refused(prepared, tmp
         prepare("raw.txt", prepared.folder)
     with pytest.raises(ExperimentError, match=r"none\*: there is no such file; a file or a glob"):
         prepare(tmp_path / "none*", tmp_path / "out")
-    with pytest.raises(ExperimentError, match="shares, below 1 in all"):
-        prepare("raw.txt", tmp_path / "out", shares=(0.5, 0.5))
+
+
+@pytest.mark.parametrize("shares", [(0.5, 0.5), (0.0, 0.1), (0.1, 0.0), (-0.1, 0.1), (0.1, math.nan)])
+def test_shares_that_leave_a_split_empty_are_refused(tmp_path, shares):
+    raw = write(tmp_path / "raw.txt", ROWS)
+    with pytest.raises(ExperimentError, match="shares above 0, and below 1 in all"):
+        prepare(raw, tmp_path / "out", shares=shares)
+
+
+@pytest.mark.parametrize(
+    ("rows", "shares", "empty"),
+    [(4, (0.1, 0.1), "validation and test"), (2, (0.4, 0.4), "train"), (10, (0.2, 0.01), "test")],
+)
+def test_rows_that_are_too_few_for_every_split_are_refused(tmp_path, rows, shares, empty):
+    raw = write(tmp_path / "raw.txt", ROWS[:rows])
+    told = f"{rows} rows are too few for --validation {shares[0]} and --test {shares[1]}: none are left for {empty}"
+    with pytest.raises(ExperimentError, match=told):
+        prepare(raw, tmp_path / "out", shares=shares)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("memory", ["lots", "3", "3 bytes?"])
+def test_memory_of_another_form_is_refused(tmp_path, memory):
+    raw = write(tmp_path / "raw.txt", ROWS)
+    with pytest.raises(ExperimentError, match=rf"--memory {re.escape(memory)}: a number and a unit .* such as 3GB"):
+        prepare(raw, tmp_path / "out", memory=memory)
+    assert [path.name for path in tmp_path.iterdir()] == ["raw.txt"]
+
+
+def test_a_line_that_is_too_long_to_read_is_named_with_the_reason(tmp_path):
+    write(tmp_path / "day_1.txt", ROWS[:5])
+    write(tmp_path / "day_2.txt", [*ROWS[:5], "a" * 2_000_001, *ROWS])
+    with pytest.raises(ExperimentError, match=r"Line: 6; Maximum line size .* exceeded.*day_2.txt") as refused:
+        prepare(tmp_path / "day_*", tmp_path / "out", skips_bad_rows=True)
+    assert "aaa" not in str(refused.value)
 
 
 def test_an_interrupted_preparation_leaves_nothing_and_starts_again(prepared, tmp_path, monkeypatch):
@@ -193,6 +238,9 @@ def test_a_folder_that_is_not_whole_is_refused(prepared, tmp_path):
         Prepared.open(tmp_path)
     (tmp_path / "test.parquet").write_bytes((tmp_path / "train.parquet").read_bytes())
     with pytest.raises(ExperimentError, match=r"test.parquet has 480 rows, and 60 were written"):
+        Prepared.open(tmp_path)
+    (tmp_path / "prepared.json").write_text((tmp_path / "prepared.json").read_text().replace('"test"', '"tests"'))
+    with pytest.raises(ExperimentError, match=r"prepared.json is damaged: KeyError\('test'\)"):
         Prepared.open(tmp_path)
     (tmp_path / "prepared.json").write_text("{")
     with pytest.raises(ExperimentError, match=r"prepared.json is damaged"):

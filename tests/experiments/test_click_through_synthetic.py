@@ -70,6 +70,15 @@ def test_raw_rows_are_of_the_format_and_can_be_prepared(tmp_path, monkeypatch):
     assert max(prepared.tables.values()) <= 52  # and a missing one, and one for the unseen
 
 
+def test_more_values_than_there_are_texts_are_refused(tmp_path):
+    most = synthetic.MOST_VALUES
+    assert most * len(FEATURES) <= 2**32 < (most + 1) * len(FEATURES)
+    with pytest.raises(ExperimentError, match=r"--values 110,127,367: at most 110,127,366"):
+        commands.generate(tmp_path / "raw.txt", 10, values=most + 1, seed=0)
+    assert list(tmp_path.iterdir()) == []
+    commands.generate(tmp_path / "raw.txt", 10, values=most, seed=0)
+
+
 def test_an_interrupted_file_is_not_left_behind(tmp_path, monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt

@@ -53,8 +53,11 @@ def generate(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Write raw rows of Criteo's shape from random numbers: Zipf's law, clicks by a planted model."""
-    from experiments.tasks.click_through.synthetic import Synthetic, write_raw
+    from experiments.tasks.click_through.synthetic import MOST_VALUES, Synthetic, write_raw
 
+    if values is not None and values > MOST_VALUES:
+        told = f"--values {values:,}: at most {MOST_VALUES:,} values of each category have texts of their own"
+        raise ExperimentError(f"{told}, which are of eight hexadecimal digits.")
     writable_folder(out.absolute().parent, "OUT")
     if out.exists():
         raise ExperimentError(f"{out} is there already; give another file, or remove it first.")
@@ -67,14 +70,15 @@ def score(
     data: Annotated[Path, typer.Option(help="the folder that prepare wrote for its run")],
     batch: Annotated[int, typer.Option(min=1, help="rows that are scored together, at most")] = 4096,
 ) -> None:
-    """Score raw rows from standard input, with a label or without: the probability of a click, a line each."""
-    from experiments.tasks.click_through.scoring import Scorer, blocks_of_lines, checked_row
+    """Score raw rows from standard input, all with a label or all without: the probability of a click, a line each."""
+    from experiments.tasks.click_through.scoring import Scorer, blocks_of_lines, checked_row, has_label
 
     scorer = Scorer(checkpoint, data)
-    number = 0
+    number, labelled = 0, True
     for lines in blocks_of_lines(sys.stdin.fileno()):
+        labelled = labelled if number else has_label(lines[0])
         for start in range(0, len(lines), batch):
             part = lines[start : start + batch]
-            rows = [checked_row(line, number + place) for place, line in enumerate(part, 1)]
+            rows = [checked_row(line, number + place, labelled) for place, line in enumerate(part, 1)]
             number += len(part)
             typer.echo("\n".join(f"{probability:.6f}" for probability in scorer.scores(rows)))

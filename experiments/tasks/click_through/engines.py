@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,10 +18,20 @@ _NO_DELIMITER = "\x01\x02\x03\x04"  # a line is one column
 Shares = tuple[float, float]  # of validation and test
 
 
-def split_sizes(count: int, shares: Shares) -> dict[str, int]:
-    """Of rows, or of files, in order."""
+def split_sizes(count: int, shares: Shares, told: str, advice: str) -> dict[str, int]:
+    """Of rows, or of files, in order; none may be empty."""
     validation, test = (round(share * count) for share in shares)
-    return dict(zip(SPLITS, (count - validation - test, validation, test), strict=True))
+    sizes = dict(zip(SPLITS, (count - validation - test, validation, test), strict=True))
+    if empty := [split for split, size in sizes.items() if not size]:
+        wanted = f"--validation {shares[0]} and --test {shares[1]}: none are left for {' and '.join(empty)}"
+        raise ExperimentError(f"{told} are too few for {wanted}; give {advice}.")
+    return sizes
+
+
+def numbered_name(name: str) -> tuple[list[str | int], str]:
+    """What names are sorted by: digits are numbers, so that day_2 comes before day_10."""
+    parts = re.split("([0-9]+)", name)  # texts and digits in turn
+    return [int(part) if place % 2 else part for place, part in enumerate(parts)], name
 
 
 class Engine(ABC):
@@ -62,7 +73,11 @@ class DuckDB(Engine):
 
         self.errors = (duckdb.Error,)
         options = {"memory_limit": memory, "temp_directory": str(folder / "spilled")}
-        self.connection = ibis.duckdb.connect(folder / "rows.duckdb", **options)
+        try:
+            self.connection = ibis.duckdb.connect(folder / "rows.duckdb", **options)
+        except duckdb.ParserException:  # of the options, that of memory alone is parsed
+            told = f"--memory {memory}: a number and a unit of KB, MB, GB, TB, KiB, MiB, GiB or TiB are needed"
+            raise ExperimentError(f"{told}, such as 3GB.") from None
 
     def lines(self, files: Sequence[Path]) -> Any:
         return self.connection.read_csv(
@@ -86,9 +101,10 @@ class DuckDB(Engine):
     def splits(self, rows: Any, shares: Shares) -> dict[str, Any]:
         """In the order of lines, which is that of time."""
         placed, start, parts = rows.mutate(place=rows.rowid()), 0, {}
-        for split, count in split_sizes(int(rows.count().execute()), shares).items():
-            parts[split] = placed.filter(placed.place >= start, placed.place < start + count)
-            start += count
+        count = int(rows.count().execute())
+        for split, size in split_sizes(count, shares, f"{count} rows", "more of them, or other shares").items():
+            parts[split] = placed.filter(placed.place >= start, placed.place < start + size)
+            start += size
         return parts
 
     def write(self, expression: Any, path: Path, row_group: int) -> None:
@@ -99,7 +115,7 @@ class DuckDB(Engine):
 
 
 class Spark(Engine):
-    """Keeps no order of lines: files are split in the order of their names, such as one a day."""
+    """Keeps no order of lines: files are split in the order of their names, such as one a day (``numbered_name``)."""
 
     kept = ("filename",)
 
@@ -133,17 +149,12 @@ class Spark(Engine):
         return self.connection.read_parquet(str(folder), table_name=name)
 
     def splits(self, rows: Any, shares: Shares) -> dict[str, Any]:
-        files = sorted(rows.filename.name("file").as_table().distinct().file.execute())
-        sizes = split_sizes(len(files), shares)
-        if any(share and not count for share, count in zip(shares, list(sizes.values())[1:], strict=True)):
-            wanted = f"--validation {shares[0]} and --test {shares[1]}"
-            raise ExperimentError(
-                f"Spark splits by files, and {len(files)} are too few for {wanted}; give more of them, such as one a "
-                "day, or --engine duckdb, which splits by lines."
-            )
+        files = sorted(rows.filename.name("file").as_table().distinct().file.execute(), key=numbered_name)
+        advice = "more of them, such as one a day, or --engine duckdb, which splits by lines"
+        sizes = split_sizes(len(files), shares, f"Spark splits by files, and {len(files)}", advice)
         placed, start, parts = rows.mutate(place=rows.filename), 0, {}
         for split, count in sizes.items():
-            parts[split] = placed.filter(placed.place.isin(files[start : start + count] or [""]))
+            parts[split] = placed.filter(placed.place.isin(files[start : start + count]))
             start += count
         return parts
 

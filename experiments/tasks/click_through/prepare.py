@@ -22,7 +22,7 @@ from experiments.lab.errors import ExperimentError
 from experiments.lab.files import alone, writable_folder
 from experiments.tasks.click_through import expressions
 from experiments.tasks.click_through.criteo import FEATURES, is_good, problem
-from experiments.tasks.click_through.engines import ENGINES, Engine, Shares
+from experiments.tasks.click_through.engines import ENGINES, Engine, Shares, numbered_name
 from experiments.tasks.click_through.prepared import SPLITS, Prepared, map_files, parquet_file, write_about
 from experiments.tasks.click_through.rows import LABEL
 
@@ -47,8 +47,9 @@ class Preparation:
     console: Console = field(default_factory=lambda: Console(stderr=True))
 
     def check(self) -> None:
-        if min(self.shares) < 0 or sum(self.shares) >= 1:
-            raise ExperimentError(f"--validation and --test are {self.shares}: shares, below 1 in all, are needed.")
+        if not (min(self.shares) > 0 and sum(self.shares) < 1):  # nan is refused, too
+            told = f"--validation {self.shares[0]} and --test {self.shares[1]}"
+            raise ExperimentError(f"{told}: shares above 0, and below 1 in all, are needed.")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise ExperimentError(f"{self.out} is there already; give another folder, or remove it first.")
 
@@ -96,7 +97,7 @@ class Preparation:
             counts = {split: int(part.count().execute()) for split, part in splits.items()}
             write_about(folder, sizes, counts, {"bins": self.bins, "least": self.least, "modulo": self.modulo})
         except engine.errors as error:
-            raise ExperimentError(f"{self.raw}: {str(error).splitlines()[0].rstrip('.')}.") from None
+            raise ExperimentError(f"{self.raw}: {reason(error)}.") from None
         finally:
             engine.close()
 
@@ -120,7 +121,8 @@ class Preparation:
         bad = lines.filter(~expressions.is_good(lines)).select("filename").distinct()
         count = 0
         with (folder / BAD_ROWS).open("w") as report:
-            for file in sorted(name.removeprefix("file://") for name in bad.filename.execute()):
+            names = (name.removeprefix("file://") for name in bad.filename.execute())
+            for file in sorted(names, key=numbered_name):
                 for number, line in enumerate(text_lines(Path(file)), 1):
                     if is_good(line):
                         continue
@@ -138,8 +140,8 @@ _ADVICE = "--on-bad-row skip leaves such rows out."
 
 
 def raw_files(pattern: str) -> list[Path]:
-    """Those of a glob, by name."""
-    files = [Path(name) for name in sorted(glob(pattern)) if Path(name).is_file()]
+    """Those of a glob, in the order of their names and of the numbers in them."""
+    files = [Path(name) for name in sorted(glob(pattern), key=numbered_name) if Path(name).is_file()]
     if not files:
         raise ExperimentError(f"{pattern}: there is no such file; a file or a glob in quotes is needed.")
     return files
@@ -160,6 +162,14 @@ def first_line(path: Path) -> str:
     for line in text_lines(path):
         return line
     raise ExperimentError(f"{path} is empty; copy it anew, or leave it out.")
+
+
+def reason(error: Exception) -> str:
+    """Of an engine's message what is wrong and in which file, without the row that it quotes."""
+    first, _, details = str(error).partition("\n\n")
+    told = [line for line in first.split("\n") if not line.startswith("Original Line:")][:2]
+    told += [line for line in details.split("\n") if line.startswith("  file = ")]
+    return "; ".join(line.strip().rstrip(".") for line in told)
 
 
 def clear(folder: Path) -> None:

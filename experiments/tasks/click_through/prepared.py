@@ -65,13 +65,14 @@ class Prepared:
             raise ExperimentError(f"{folder} was not prepared: there is no {path}. {_ADVICE}")
         try:
             told = json.loads(text_of(path))
-            prepared = cls(folder, told["sizes"], told["rows"], told["options"], told["maps"])
+            rows = {split: int(told["rows"][split]) for split in SPLITS}
+            prepared = cls(folder, told["sizes"], rows, told["options"], told["maps"])
         except (ValueError, KeyError, TypeError) as error:
             raise ExperimentError(f"{path} is damaged: {error!r}. {_ADVICE}") from None
         for split in SPLITS:
-            rows, written = prepared.file(split).metadata.num_rows, prepared.rows[split]
-            if rows != written:
-                told = f"{parquet_file(folder, split)} has {rows:,} rows, and {written:,} were written."
+            in_file, written = prepared.file(split).metadata.num_rows, rows[split]
+            if in_file != written:
+                told = f"{parquet_file(folder, split)} has {in_file:,} rows, and {written:,} were written."
                 raise ExperimentError(f"{told} {_ADVICE}")
         return prepared
 

@@ -14,7 +14,7 @@ from experiments.lab.checkpoints import trained
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.click_through.criteo import FEATURES, FIELDS, NUMBERS, number_in_bins, problem
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings
-from experiments.tasks.click_through.prepared import UNSEEN, Prepared, map_files
+from experiments.tasks.click_through.prepared import UNSEEN, Prepared, checksum, map_files
 
 _LATELY = 10_000  # fields of a feature that are kept at hand
 _BLOCK = 1 << 20  # bytes that are read at a time, or as many as there are
@@ -36,6 +36,9 @@ class Scorer:
             raise ExperimentError(f"{told}; give the --data of its run.")
         bins = str(prepared.options["bins"])
         self.codes = [Codes(map_files(data, name), bins if name in NUMBERS else None) for name in prepared.tables]
+        if checksum(data, prepared.tables) != prepared.maps:
+            told = f"{data}: the maps (*.values.npy and *.codes.npy) are not those that were written"
+            raise ExperimentError(f"{told}, as their checksum tells; copy the --data of the run anew.")
         self.model = ClickModel(settings, prepared.tables)
         self.model.load_state_dict(tensors)
         self.model.eval()
@@ -72,7 +75,11 @@ class Codes:
 
 def mapped(path: Path) -> Array:
     """An array that stays in its file; as a plain one, since the class of such arrays makes each look at it slow."""
-    return np.asarray(np.load(path, mmap_mode="r"))
+    try:
+        return np.asarray(np.lib.format.open_memmap(path, mode="r"))
+    except (OSError, ValueError) as error:
+        told = f"{path} is missing, damaged or cut short: {str(error).rstrip('.')}"
+        raise ExperimentError(f"{told}; copy the --data of the run anew.") from None
 
 
 def found_codes(known: Array, codes: Array, values: Sequence[str]) -> Array:
@@ -84,11 +91,19 @@ def found_codes(known: Array, codes: Array, values: Sequence[str]) -> Array:
     return np.where(known[places] == given, codes[places], np.int32(UNSEEN))
 
 
-def checked_row(line: bytes, number: int) -> str:
-    """A raw row, its label or none before it."""
+def has_label(first: bytes) -> bool:
+    """Whether rows have one, which the first line decides: without it, it has one field less."""
+    return first.count(b"\t") != FIELDS - 2
+
+
+def checked_row(line: bytes, number: int, labelled: bool = True) -> str:
+    """A raw row, with a label or without as the first line is."""
     row = line.rstrip(b"\r").decode("latin-1")
-    labelled = row if row.count("\t") != FIELDS - 2 else f"0\t{row}"
-    if wrong := problem(labelled):
+    fields, needed = row.count("\t") + 1, FIELDS if labelled else FIELDS - 1
+    if number > 1 and fields != needed:
+        told = f"{fields} fields; line 1 has {needed}, {'with' if labelled else 'without'} a label"
+        raise ExperimentError(f"standard input, line {number}: {told}, and all lines must be alike.")
+    if wrong := problem(row if labelled else f"0\t{row}"):
         raise ExperimentError(f"standard input, line {number}: {wrong}")
     return row
 

@@ -20,6 +20,7 @@ from experiments.tasks.click_through.rows import batch_of
 
 BLOCK = 65_536  # rows of a raw file that are made at a time
 ROWS = 1_000_000  # of an epoch, where nothing is said
+MOST_VALUES = 2**32 // len(FEATURES)  # of a category in a raw file: above it two of them have one text
 _EXPONENT = 1.1  # of Zipf's law
 _NUMBER_VALUES = 100
 _SHARE_MISSING = {name: 0.1 if name in NUMBERS else 0.03 for name in FEATURES}
