@@ -32,7 +32,7 @@ class Search:
     names: tuple[str, ...] = ()
     points: tuple[Point, ...] = ()
     seeds: int = 1
-    rows: Mapping[str, str] = field(default_factory=dict)  # by format
+    rows: Mapping[str, str] = field(default_factory=dict)  # by format; formats may share a row, and so what it finds
     options: Mapping[str, Any] = field(default_factory=dict)  # shorter runs, fewer examples
 
     def tried(self, settings: Settings) -> Settings:
@@ -80,7 +80,7 @@ def plan(task: Task) -> Plan:
         points = tuple(tuple(reversed(point)) for point in product(*reversed(grid.values())))
         others = {name: value for name, value in search.items() if name != "grid"}
         searches[dataset] = Search(tuple(grid), points, **others)
-    return Plan(tuple(runs), searches, league)
+    return Plan(tuple(dict.fromkeys(runs)), searches, league)  # a later block may name more seeds of rows before it
 
 
 def _check_keys(where: str, table: Mapping[str, Any], known: Sequence[str], needed: int = 0) -> None:

@@ -88,7 +88,7 @@ class Sweep(Places):
     def untried(self, dataset: str) -> list[Cell]:
         """What is missing of the grid of each format."""
         search = self.bench.plan.search(dataset)
-        grid = product(search.rows.values(), search.points, range(search.seeds))
+        grid = product(dict.fromkeys(search.rows.values()), search.points, range(search.seeds))
         trials = [Cell(f"{dataset}-{row}", {**search.options_of(at), "seed": seed}, "search") for row, at, seed in grid]
         return [] if self.smoke else self.missing(trials)
 

@@ -113,6 +113,26 @@ def test_a_result_is_known_for_one_after_a_search_that_was_lost(bench, tmp_path,
     assert rows(commands) == [("sst5-TT1", "1")]
 
 
+def test_a_row_that_two_blocks_name_is_run_once_and_its_further_seeds_after_the_other_rows():
+    runs = Bench(find("language_model"), Path()).plan.runs
+    rows = ["full", "TT40", "LR40", "TT8", "LR8", "bands8", "hashed40", "TT40_two", "rounded40"]
+    seeds = [(row, seed) for seed in (1, 2) for row in ("full", "TT40")]
+    assert runs == tuple(("wikitext-2", row, seed) for row, seed in [*((row, 0) for row in rows), *seeds])
+
+
+def test_formats_that_share_a_row_of_the_search_share_what_it_finds(bench, tmp_path, started, monkeypatch):
+    commands, _ = started
+    search = replace(PLAN.search("sst5"), rows={"tensor_train": "TT1", "tensor_ring": "TT1"})
+    plan = replace(PLAN, runs=(("sst5", "TR1", 0),), searches={"sst5": search})
+    monkeypatch.setattr(Bench, "plan", plan)
+    made(tmp_path).run()
+    assert len(commands) == len(search.points) * search.seeds + 1  # the points of the row once, and the run
+    best = search.points[-1]
+    for point in search.points:
+        try_point(bench, "sst5", "tensor_train", point, 0.5 if point == best else 0.4)
+    assert bench.best("sst5", "tensor_ring") == bench.best("sst5", "tensor_train") == search.options_of(best)
+
+
 def test_a_result_of_another_configuration_is_no_result(bench, tmp_path, started):
     commands, _ = started
     for dataset, row, seed in PLAN.runs:
