@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 _BITS = 16  # of a random number decide on one number of the tensor
 _WHOLE = 2**_BITS
@@ -26,3 +26,14 @@ def dropout(x: Tensor, share: float) -> Tensor:
     kept = (bits >= dropped - _WHOLE // 2).to(x.dtype)
     scaled: Tensor = x * kept.mul_(_WHOLE / (_WHOLE - dropped))
     return scaled
+
+
+class Dropout(nn.Module):
+    """The same as a layer, for ``nn.Dropout``."""
+
+    def __init__(self, share: float) -> None:
+        super().__init__()
+        self.share = share
+
+    def forward(self, x: Tensor) -> Tensor:
+        return dropout(x, self.share) if self.training else x

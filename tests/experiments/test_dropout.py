@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from experiments.lab.dropout import dropout
+from experiments.lab.dropout import Dropout, dropout
 
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.999])
@@ -40,3 +40,9 @@ def test_the_seed_decides_and_types_and_shapes_stay():
         assert (drawn[0].dtype, drawn[0].shape) == (x.dtype, x.shape)
         torch.testing.assert_close(drawn[0][drawn[0] != 0], 2 * x[drawn[0] != 0])
     assert torch.equal(dropout(x, 0.0), x)
+
+
+def test_the_layer_drops_in_training_alone():
+    x, layer = torch.ones(1000), Dropout(0.5)
+    assert set(layer(x).tolist()) == {0.0, 2.0}
+    assert torch.equal(layer.eval()(x), x)

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tensorbed as tb
+from experiments.lab.dropout import Dropout
 from experiments.lab.errors import ExperimentError
 from experiments.lab.settings import Settings, option
 
@@ -126,10 +127,10 @@ class Layer(nn.Module):
         self.attention = RelativeAttention(dim, settings.heads)
         self.attention_norm = nn.LayerNorm(dim)
         self.feed_forward = nn.Sequential(
-            nn.Linear(dim, settings.inner), nn.ReLU(), nn.Dropout(dropout), nn.Linear(settings.inner, dim)
+            nn.Linear(dim, settings.inner), nn.ReLU(), Dropout(dropout), nn.Linear(settings.inner, dim)
         )
         self.feed_forward_norm = nn.LayerNorm(dim)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, hidden: Tensor, context: Tensor, waves: Tensor) -> Tensor:  # -> (batch, target, dim)
         hidden = self.attention_norm(hidden + self.dropout(self.attention(hidden, context, waves)))
@@ -154,7 +155,7 @@ class TransformerXL(nn.Module):
         self.register_buffer("spelling", spelled(words))
         self.remembered = {True: settings.memory, False: settings.evaluation_memory}
         self.clamp = settings.clamp
-        self.dropout = nn.Dropout(settings.dropout)
+        self.dropout = Dropout(settings.dropout)
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))
         for module in self.layers.modules():
             if isinstance(module, nn.Linear):
