@@ -9,6 +9,7 @@ import pytest
 import small_files as tiny
 import torch
 from laboratory import assert_two_processes_trained_as_one, in_two_processes, killed, losses, needs_gloo
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 pytest.importorskip("accelerate")
@@ -22,8 +23,15 @@ from experiments.lab.task import find, tables
 from experiments.lab.training import Training
 from experiments.lab.training import train as train_task
 from experiments.tasks.language_model.commands import printable, written
-from experiments.tasks.language_model.data import END, NOT_SCORED, Corpus, load, read_tokens, segments, write_tokens
-from experiments.tasks.language_model.model import RelativeAttention, TransformerXL, distance_waves, shifted
+from experiments.tasks.language_model.data import NOT_SCORED, Corpus, load, read_tokens, segments, write_tokens
+from experiments.tasks.language_model.model import (
+    END,
+    RelativeAttention,
+    TransformerXL,
+    distance_waves,
+    shifted,
+    spelled,
+)
 
 TASK = find("language_model")
 WORDS = [f"word{k}" for k in range(30)]
@@ -222,6 +230,10 @@ def test_lines_are_words_with_their_end_and_words_are_by_frequency(texts):
     assert train == f"{END} = b a = {END} b <unk> b a {END} c {END}".split()
     assert [corpus.words[k] for k in corpus.splits["test"]] == f"a <unk> b {END} {END}".split()
     assert load(settings(vocabulary=3), texts).words == ("<unk>", END, "b")
+    tiny.pack(texts / "wikitext-2" / "train.txt.gz", [" b b a c "])
+    assert load(settings(vocabulary=2), texts).words == ("<unk>", END)  # of a line, however few words there are
+    assert load(settings(vocabulary=3), texts).words == ("<unk>", "b", END)
+    assert load(settings(vocabulary=4), texts).words == ("<unk>", "b", END, "a")
     assert [len(stream) for stream in load(settings(tokens=4), texts).splits.values()] == [4, 4, 4]
 
 
@@ -277,6 +289,34 @@ def test_tokens_of_another_vocabulary_are_refused(texts, tmp_path):
         read_tokens(path, 12)
 
 
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        torch.randn(4),
+        torch.full((4,), 1000),
+        torch.zeros(2, 2, dtype=torch.uint8),
+        torch.full((4,), 255, dtype=torch.uint8),
+        spelled(["the", "film"]),
+        spelled(["<unk>", END, "film", "film"]),
+    ],
+    ids=["real numbers", "no bytes", "a matrix", "no UTF-8", "nothing unknown", "a word twice"],
+)
+def test_tokens_without_words_are_refused(texts, tmp_path, spelling):
+    tensors = {**load(settings(), texts).splits, "words": spelling}
+    save_file(tensors, tmp_path / "wikitext-2.safetensors", {"vocabulary": "40"})
+    with pytest.raises(ExperimentError, match=r"is no file of tokens: .*words.* prepare makes it anew"):
+        load(settings(), tmp_path)
+
+
+def test_tokens_that_tell_no_vocabulary_are_refused(texts, tmp_path):
+    corpus = load(settings(), texts)
+    tensors = {**corpus.splits, "words": spelled(corpus.words)}
+    for told in (None, {"vocabulary": "\x1b[2J"}):
+        save_file(tensors, tmp_path / "wikitext-2.safetensors", told)
+        with pytest.raises(ExperimentError, match=r"is no file of tokens: it tells no vocabulary. .* prepare makes"):
+            load(settings(), tmp_path)
+
+
 @pytest.mark.parametrize("lines", [[], [" ", " "]])
 def test_an_empty_file_is_refused(texts, lines):
     tiny.pack(texts / "wikitext-2" / "valid.txt.gz", lines)
@@ -289,6 +329,12 @@ def test_another_dataset_and_missing_folders_are_refused(texts):
         load(settings(), texts / "nowhere")
     with pytest.raises(ExperimentError, match=r"wikitext-103.train.txt.gz does not exist"):
         load(configured(TASK, "wikitext-103-full", {}), texts)
+
+
+def test_a_text_of_fewer_words_than_a_table_can_be_made_for_is_refused_before_training(texts):
+    for row, sentence in (("tt40_two", "ratio=80 for TensorTrain: at rank 1"), ("hashed40", "ratio=40 for Hashed")):
+        with pytest.raises(ExperimentError, match=f"wikitext-2 .*: {sentence}.* this table of 18 x 8 is"):
+            TASK.load(settings(row), texts)
 
 
 @pytest.mark.parametrize(("tokens", "lanes", "target"), [(30, 4, 3), (29, 4, 100), (3, 4, 2), (33, 1, 7)])

@@ -17,13 +17,12 @@ from experiments.lab.rows import configured
 from experiments.lab.words import UNKNOWN
 from experiments.tasks.language_model.data import (
     DATASETS,
-    END,
     numbered,
     read_texts,
     token_file,
     write_tokens,
 )
-from experiments.tasks.language_model.model import LanguageModelSettings, TransformerXL, words_of
+from experiments.tasks.language_model.model import END, LanguageModelSettings, TransformerXL, words_of
 
 
 def generate(

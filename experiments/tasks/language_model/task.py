@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,7 +33,10 @@ class LanguageModel(Task):
     }
 
     def load(self, settings: LanguageModelSettings, folder: Path | None) -> Corpus:
-        return load(settings, folder)
+        corpus = load(settings, folder)
+        # A text may have fewer words than the settings allow, too few for the format.
+        self.check_tables(replace(settings, vocabulary=len(corpus.words)))
+        return corpus
 
     def model(self, settings: LanguageModelSettings, data: Corpus) -> nn.Module:
         model = TransformerXL(settings, data.words)
