@@ -1,6 +1,7 @@
 """Words of Wikipedia: the model against a reading of its formulas, the paper's sizes, data, and what is refused."""
 
 import math
+import re
 import sys
 import types
 from pathlib import Path
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 
 pytest.importorskip("accelerate")
 
-from experiments.__main__ import app
+from experiments.__main__ import app, main
 from experiments.lab.errors import ExperimentError
 from experiments.lab.files import gzip_lines
 from experiments.lab.rows import configured, row_names
@@ -22,7 +23,8 @@ from experiments.lab.settings import How
 from experiments.lab.task import find, tables
 from experiments.lab.training import Training
 from experiments.lab.training import train as train_task
-from experiments.tasks.language_model.commands import printable, written
+from experiments.tasks.language_model import commands
+from experiments.tasks.language_model.commands import written
 from experiments.tasks.language_model.data import NOT_SCORED, Corpus, load, read_tokens, segments, write_tokens
 from experiments.tasks.language_model.model import (
     END,
@@ -31,6 +33,7 @@ from experiments.tasks.language_model.model import (
     distance_waves,
     shifted,
     spelled,
+    words_of,
 )
 
 TASK = find("language_model")
@@ -325,6 +328,8 @@ def test_an_empty_file_is_refused(texts, lines):
 
 
 def test_another_dataset_and_missing_folders_are_refused(texts):
+    told = CliRunner().invoke(app, ["language-model", "prepare", "--dataset", "wikitext2", "--to", str(texts)])
+    assert str(told.exception).startswith('unknown dataset "wikitext2": did you mean "wikitext-2"? known: wikitext-103')
     with pytest.raises(ExperimentError, match="there is no such folder"):
         load(settings(), texts / "nowhere")
     with pytest.raises(ExperimentError, match=r"wikitext-103.train.txt.gz does not exist"):
@@ -365,6 +370,17 @@ def test_evaluation_is_the_mean_over_all_tokens_with_memory(texts, how):
     found = trainer.evaluate("test")
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+
+
+def test_a_model_that_has_gone_wild_is_the_worst_and_no_error(how):
+    row = settings()
+    trainer = Training(TASK, row, how(), TASK.load(row, how().data))
+    with torch.no_grad():
+        trainer.plain.head.bias.zero_()[0] = 1e6  # of <unk>, and nothing else follows
+    found = trainer.evaluate("validation")
+    assert found["loss"] > 1e5
+    assert found["perplexity"] == TASK.metrics[0].worst
+    assert TASK.metrics[0].written(found["perplexity"]) == "diverged"
 
 
 @pytest.mark.parametrize("row", ["full", "tt40_two", "lr8"])
@@ -498,12 +514,82 @@ def test_a_model_of_another_task_and_one_that_is_not_there_yet_are_refused(kept)
         torch.save(content, kept / "model.pt")
         return str(CliRunner().invoke(app, ["language-model", "generate", "--checkpoint", str(kept)]).exception)
 
+    tensors = content["best"]
+    for best in (
+        {name: tensor for name, tensor in tensors.items() if name != "spelling"},
+        {name: tensor for name, tensor in tensors.items() if name != "head.bias"},
+        {**tensors, "spelling": spelled(words_of(tensors["spelling"])[:-1])},
+        {**tensors, "spelling": torch.randn(3)},
+        [1],
+    ):
+        content["best"] = best
+        assert re.search(r" is damaged: .*\. Train it anew, with --keep-model", refused())
     content["best"] = {}
     assert "has no model yet: a run selects one by its first validation" in refused()
     content["settings"]["task"] = "source_code"
     assert "is a model of the task source_code, not of language_model" in refused()
 
 
-def test_words_reach_a_terminal_without_control_characters():
-    assert printable("caf\u00e9") == "caf\u00e9"
-    assert printable("\x1b[2J") == "'\\x1b[2J'"
+@pytest.mark.parametrize(
+    ("option", "given"), [("--temperature", "inf"), ("--temperature", "nan"), ("--seed", 2**64), ("--seed", -1)]
+)
+def test_what_words_are_drawn_with_is_checked_before_anything_is_written(kept, option, given):
+    told = CliRunner().invoke(app, ["language-model", "generate", "--checkpoint", str(kept), option, str(given)])
+    assert told.exit_code
+    assert option in told.stderr + str(told.exception)
+    assert told.stdout == ""
+
+
+def test_lines_begin_with_words(kept, monkeypatch):
+    """Words of a line have one space between them, and none before them."""
+    words = words_of(torch.load(kept / "model.pt", weights_only=True)["best"]["spelling"])
+
+    def generated(prompt, *follow):
+        monkeypatch.setattr(commands, "written", lambda *_: iter([words.index(word) for word in follow]))
+        given = ("--checkpoint", kept, "--prompt", prompt, "--length", len(follow))
+        return invoke("language-model", "generate", *given).stdout
+
+    assert generated("", "the", "film", END, "It", END) == "the film\nIt\n\n"
+    assert generated("a film", "is", END, END, "It") == "a film is\n\nIt\n"
+
+
+def test_a_long_prompt_is_read_in_segments_as_evaluation_reads():
+    model = model_of(evaluation_memory=9, evaluation_target=6)
+    prompt, lengths, real = torch.randint(len(WORDS), (1, 40)), [], model.hidden
+
+    def hidden(words, memory=None):
+        lengths.append(words.shape[1])
+        return real(words, memory)
+
+    model.hidden = hidden
+    found = next(written(model, prompt[0].tolist(), temperature=0))
+    assert lengths == [6] * 6 + [4]
+    memory = None
+    for part in prompt.split(6, dim=1):
+        last, memory = real(part, memory)
+    assert found == int(model.head(last)[0, -1].argmax())
+
+
+def test_errors_reach_a_terminal_without_control_characters(kept, monkeypatch, capsys):
+    content = torch.load(kept / "model.pt", weights_only=True)
+    content["settings"]["task"] = "\x1b[2Jcaf\u00e9"
+    torch.save(content, kept / "model.pt")
+    monkeypatch.setattr(sys, "argv", ["experiments", "language-model", "generate", "--checkpoint", str(kept)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err.endswith("is a model of the task \\x1b[2Jcaf\u00e9, not of language_model.\n")
+
+
+def test_words_reach_a_terminal_without_control_characters(kept):
+    content = torch.load(kept / "model.pt", weights_only=True)
+    words = words_of(content["best"]["spelling"])
+    content["best"]["spelling"] = spelled(
+        [word if word in ("<unk>", END) else f"\x1b[2J{word}\u00e9" for word in words]
+    )
+    torch.save(content, kept / "model.pt")
+    said = invoke(
+        "language-model", "generate", "--checkpoint", kept, "--prompt", "\x1b[2Jfilm\u00e9 \x07", "--length", "5"
+    )
+    assert said.stdout.startswith(r"\x1b[2Jfilm\u00e9 <unk>".replace(r"\u00e9", "\u00e9"))
+    assert said.stderr.endswith("read as <unk>: \\x07\n")
+    assert "\x1b" not in said.output

@@ -165,6 +165,7 @@ class TransformerXL(nn.Module):
         super().__init__()
         self.register_buffer("spelling", spelled(words))
         self.remembered = {True: settings.memory, False: settings.evaluation_memory}
+        self.segment = settings.evaluation_target  # what generation reads of a prompt at once
         self.clamp = settings.clamp
         self.dropout = nn.Dropout(settings.dropout)
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.lab.batches import Batch, Windows, evenly, lanes_of
-from experiments.lab.metrics import Evaluation, Metric
+from experiments.lab.metrics import Evaluation, Metric, perplexity
 from experiments.lab.settings import with_options
 from experiments.lab.task import Task, decaying, tables
 from experiments.lab.words import log_frequencies
@@ -71,7 +70,7 @@ class LanguageModel(Task):
 
         parts = segments(data.splits[split], settings.evaluation_batch, settings.evaluation_target)
         loss, tokens = evaluation.totals(parts, score)
-        return {"loss": loss / tokens, "perplexity": math.exp(loss / tokens)}
+        return {"loss": loss / tokens, "perplexity": perplexity(loss / tokens)}
 
     def ratio(self, model: nn.Module) -> float:
         """As the paper counts: one full table over what is kept for both ends."""
