@@ -98,7 +98,7 @@ class Checkpoints:
 
 def damaged(path: Path, reason: object) -> ExperimentError:
     """A kept model that cannot be used."""
-    return ExperimentError(f"{path} is damaged: {reason}. {ANEW}")
+    return ExperimentError(f"{path} is damaged: {str(reason).rstrip('.')}. {ANEW}")
 
 
 def trained(path: Path, task: str, kind: type[S]) -> tuple[S, dict[str, Any]]:

@@ -213,6 +213,16 @@ def test_every_row_can_be_made():
         TASK.check_tables(configured(TASK, row, {}))
 
 
+def test_the_papers_rows_train_all_of_their_steps_after_the_papers_warm_up():
+    for row in PAPER:
+        chosen = configured(TASK, f"wikitext-103-{row}", {})
+        assert chosen.patience >= chosen.validations  # none ends before: the rate has to come down
+        assert (chosen.steps, chosen.warm_up * chosen.steps) == (300_000, pytest.approx(3_000))
+        assert (chosen.optimizer, chosen.schedule, chosen.lr) == ("novograd", "cosine", 0.025)
+        evaluation = (chosen.evaluation_batch, chosen.evaluation_target, chosen.evaluation_memory, chosen.clamp)
+        assert evaluation == (4, 128, 640, 400)
+
+
 def test_sizes_that_do_not_fit_are_refused():
     for options in ({"dim": 9, "heads": 3}, {"dim": 8, "heads": 3}):
         with pytest.raises(ExperimentError, match=r"dim=.: it must be even and a multiple of heads=3"):
