@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from experiments.lab.errors import ExperimentError, Stopped, unknown
+from experiments.lab.errors import ExperimentError, Stopped, plain, unknown
 from experiments.lab.processes import first_process
 from experiments.lab.records import RESULTS
 from experiments.lab.rows import Bench, datasets
@@ -165,7 +165,7 @@ def main() -> None:
         said = error.format_message()
         code, told = 2, said and f"error: {said}"  # without arguments the help was shown
     if told and first_process():
-        print(told, file=sys.stderr)
+        print(plain(told), file=sys.stderr)
     sys.exit(code)
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from experiments.lab.errors import ExperimentError
 from experiments.lab.files import write_whole
@@ -19,6 +20,7 @@ from experiments.lab.settings import How, S, Settings, made
 
 NAME = "checkpoint.pt"
 MODEL = "model.pt"
+ANEW = "Train it anew, with --keep-model."
 CONTENT = ("model", "optimizer", "scheduler", "processes", "source", "state", "best", "data")
 
 
@@ -94,17 +96,34 @@ class Checkpoints:
         return "There was no checkpoint yet."
 
 
+def damaged(path: Path, reason: object) -> ExperimentError:
+    """A kept model that cannot be used."""
+    return ExperimentError(f"{path} is damaged: {str(reason).rstrip('.')}. {ANEW}")
+
+
 def trained(path: Path, task: str, kind: type[S]) -> tuple[S, dict[str, Any]]:
     """Settings and tensors of a model of this task, from its file, its folder or the checkpoint of a run."""
     file = path / MODEL if path.is_dir() else path
     if not file.exists():
         raise ExperimentError(f"there is no {file}; a run with --keep-model leaves one.")
-    content = _read(file, ("best",), "Train it anew, with --keep-model.")
+    content = _read(file, ("best",), ANEW)
+    if not isinstance(content["best"], dict):
+        raise damaged(file, "it has no tensors by name")
     told = dict(content["settings"])
     if (other := told.pop("task", None)) != task:
         raise ExperimentError(f"{file} is a model of the task {other}, not of {task}.")
     own = {name: value for name, value in told.items() if name not in ("fingerprint", "fsdp", "processes")}
-    return made(kind, own), content["best"]
+    if not content["best"]:
+        raise ExperimentError(f"{file} has no model yet: a run selects one by its first validation.")
+    return made(kind, own, f"{file}: "), content["best"]
+
+
+def fill(model: nn.Module, tensors: Mapping[str, Any], path: Path) -> None:
+    """Load the tensors of a file into the model that its settings describe; refused when they are another one's."""
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError:
+        raise damaged(path, "its tensors are not those of the model that its settings describe") from None
 
 
 def _read(path: Path, wanted: Iterable[str], advice: str) -> dict[str, Any]:
@@ -113,7 +132,10 @@ def _read(path: Path, wanted: Iterable[str], advice: str) -> dict[str, Any]:
         missing = {"settings", *wanted} - set(content)
         if missing:
             raise ExperimentError(f"it has no {', '.join(sorted(missing))}")
+        if not isinstance(content["settings"], dict):
+            raise ExperimentError("it has no settings by name")
     except Exception as error:  # zip, pickle and torch each have their own
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        spoken = isinstance(error, (ExperimentError, OSError, RuntimeError)) and str(error)
+        reason = spoken.splitlines()[0].split(". ")[0] if spoken else "it is no file of tensors"
         raise ExperimentError(f"{path} is damaged: {reason}. {advice}") from None
     return content

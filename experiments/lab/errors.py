@@ -18,6 +18,11 @@ class Diverged(ExperimentError):  # noqa: N818 - as above
     """A loss or a gradient that is no number."""
 
 
+def plain(text: str) -> str:
+    """For a terminal, which obeys no file: control characters as they would be written in a program."""
+    return "".join(sign if sign.isprintable() or sign == "\n" else ascii(sign)[1:-1] for sign in text)
+
+
 def unknown(kind: str, given: str, known: Iterable[str], where: str = "") -> ExperimentError:
     """An error for a name that is not known, with the nearest one that is."""
     names = sorted(known)

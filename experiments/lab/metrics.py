@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -50,6 +51,11 @@ class Metric:
         """``1.2 points above``."""
         difference = self.beside(value, base)
         return f"{abs(difference):.1f} {self.unit} {'above' if difference >= 0 else 'below'}"
+
+
+def perplexity(loss: float) -> float:
+    """Of a mean loss over tokens; that of a run that diverged where it has no number."""
+    return min(math.exp(min(loss, 100.0)), _DIVERGED)
 
 
 @dataclass(frozen=True)

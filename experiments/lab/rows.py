@@ -139,9 +139,10 @@ def configured(
     return made(task.settings, {**common, "row": path.stem, **given}, where)
 
 
-def smoke(task: Task, settings: Settings) -> Settings:
-    """The same row in seconds, as ``defaults.toml`` says, under a name of its own."""
-    return replace(settings, row=f"{settings.row}-smoke", **defaults(task).get("smoke", {}))
+def smoke(task: Task, settings: Settings, given: Mapping[str, Any]) -> Settings:
+    """The same row in seconds, as ``defaults.toml`` says but for options given, under a name of its own."""
+    tiny = {name: value for name, value in defaults(task).get("smoke", {}).items() if name not in given}
+    return replace(settings, row=f"{settings.row}-smoke", **tiny)
 
 
 def changed(row: Settings, settings: Settings, given: Mapping[str, Any]) -> str:
@@ -245,10 +246,10 @@ class Bench:
         if search:
             tried = self.plan.search(configured(self.task, name, {}).dataset)
             settings = configured(self.task, name, {**tried.options, **given})
-            return tried.tried(smoke(self.task, settings) if tiny else settings)
+            return tried.tried(smoke(self.task, settings, given) if tiny else settings)
         settings = self.with_best(name, given)
         settings = replace(settings, row=changed(self.with_best(name, {}), settings, given))
-        return smoke(self.task, settings) if tiny else settings
+        return smoke(self.task, settings, given) if tiny else settings
 
     def in_tables(self, records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
         """The lines that are runs of the plan's rows as they are configured today.

@@ -1,6 +1,7 @@
 """Words of Wikipedia: the model against a reading of its formulas, the paper's sizes, data, and what is refused."""
 
 import math
+import re
 import sys
 import types
 from pathlib import Path
@@ -9,11 +10,12 @@ import pytest
 import small_files as tiny
 import torch
 from laboratory import assert_two_processes_trained_as_one, in_two_processes, killed, losses, needs_gloo
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 pytest.importorskip("accelerate")
 
-from experiments.__main__ import app
+from experiments.__main__ import app, main
 from experiments.lab.errors import ExperimentError
 from experiments.lab.files import gzip_lines
 from experiments.lab.rows import configured, row_names
@@ -21,9 +23,18 @@ from experiments.lab.settings import How
 from experiments.lab.task import find, tables
 from experiments.lab.training import Training
 from experiments.lab.training import train as train_task
-from experiments.tasks.language_model.commands import printable, written
-from experiments.tasks.language_model.data import END, NOT_SCORED, Corpus, load, read_tokens, segments, write_tokens
-from experiments.tasks.language_model.model import RelativeAttention, TransformerXL, distance_waves, shifted
+from experiments.tasks.language_model import commands
+from experiments.tasks.language_model.commands import written
+from experiments.tasks.language_model.data import NOT_SCORED, Corpus, load, read_tokens, segments, write_tokens
+from experiments.tasks.language_model.model import (
+    END,
+    RelativeAttention,
+    TransformerXL,
+    distance_waves,
+    shifted,
+    spelled,
+    words_of,
+)
 
 TASK = find("language_model")
 WORDS = [f"word{k}" for k in range(30)]
@@ -202,6 +213,16 @@ def test_every_row_can_be_made():
         TASK.check_tables(configured(TASK, row, {}))
 
 
+def test_the_papers_rows_train_all_of_their_steps_after_the_papers_warm_up():
+    for row in PAPER:
+        chosen = configured(TASK, f"wikitext-103-{row}", {})
+        assert chosen.patience >= chosen.validations  # none ends before: the rate has to come down
+        assert (chosen.steps, chosen.warm_up * chosen.steps) == (300_000, pytest.approx(3_000))
+        assert (chosen.optimizer, chosen.schedule, chosen.lr) == ("novograd", "cosine", 0.025)
+        evaluation = (chosen.evaluation_batch, chosen.evaluation_target, chosen.evaluation_memory, chosen.clamp)
+        assert evaluation == (4, 128, 640, 400)
+
+
 def test_sizes_that_do_not_fit_are_refused():
     for options in ({"dim": 9, "heads": 3}, {"dim": 8, "heads": 3}):
         with pytest.raises(ExperimentError, match=r"dim=.: it must be even and a multiple of heads=3"):
@@ -222,6 +243,10 @@ def test_lines_are_words_with_their_end_and_words_are_by_frequency(texts):
     assert train == f"{END} = b a = {END} b <unk> b a {END} c {END}".split()
     assert [corpus.words[k] for k in corpus.splits["test"]] == f"a <unk> b {END} {END}".split()
     assert load(settings(vocabulary=3), texts).words == ("<unk>", END, "b")
+    tiny.pack(texts / "wikitext-2" / "train.txt.gz", [" b b a c "])
+    assert load(settings(vocabulary=2), texts).words == ("<unk>", END)  # of a line, however few words there are
+    assert load(settings(vocabulary=3), texts).words == ("<unk>", "b", END)
+    assert load(settings(vocabulary=4), texts).words == ("<unk>", "b", END, "a")
     assert [len(stream) for stream in load(settings(tokens=4), texts).splits.values()] == [4, 4, 4]
 
 
@@ -277,6 +302,34 @@ def test_tokens_of_another_vocabulary_are_refused(texts, tmp_path):
         read_tokens(path, 12)
 
 
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        torch.randn(4),
+        torch.full((4,), 1000),
+        torch.zeros(2, 2, dtype=torch.uint8),
+        torch.full((4,), 255, dtype=torch.uint8),
+        spelled(["the", "film"]),
+        spelled(["<unk>", END, "film", "film"]),
+    ],
+    ids=["real numbers", "no bytes", "a matrix", "no UTF-8", "nothing unknown", "a word twice"],
+)
+def test_tokens_without_words_are_refused(texts, tmp_path, spelling):
+    tensors = {**load(settings(), texts).splits, "words": spelling}
+    save_file(tensors, tmp_path / "wikitext-2.safetensors", {"vocabulary": "40"})
+    with pytest.raises(ExperimentError, match=r"is no file of tokens: .*words.* prepare makes it anew"):
+        load(settings(), tmp_path)
+
+
+def test_tokens_that_tell_no_vocabulary_are_refused(texts, tmp_path):
+    corpus = load(settings(), texts)
+    tensors = {**corpus.splits, "words": spelled(corpus.words)}
+    for told in (None, {"vocabulary": "\x1b[2J"}):
+        save_file(tensors, tmp_path / "wikitext-2.safetensors", told)
+        with pytest.raises(ExperimentError, match=r"is no file of tokens: it tells no vocabulary. .* prepare makes"):
+            load(settings(), tmp_path)
+
+
 @pytest.mark.parametrize("lines", [[], [" ", " "]])
 def test_an_empty_file_is_refused(texts, lines):
     tiny.pack(texts / "wikitext-2" / "valid.txt.gz", lines)
@@ -285,10 +338,18 @@ def test_an_empty_file_is_refused(texts, lines):
 
 
 def test_another_dataset_and_missing_folders_are_refused(texts):
+    told = CliRunner().invoke(app, ["language-model", "prepare", "--dataset", "wikitext2", "--to", str(texts)])
+    assert str(told.exception).startswith('unknown dataset "wikitext2": did you mean "wikitext-2"? known: wikitext-103')
     with pytest.raises(ExperimentError, match="there is no such folder"):
         load(settings(), texts / "nowhere")
     with pytest.raises(ExperimentError, match=r"wikitext-103.train.txt.gz does not exist"):
         load(configured(TASK, "wikitext-103-full", {}), texts)
+
+
+def test_a_text_of_fewer_words_than_a_table_can_be_made_for_is_refused_before_training(texts):
+    for row, sentence in (("tt40_two", "ratio=80 for TensorTrain: at rank 1"), ("hashed40", "ratio=40 for Hashed")):
+        with pytest.raises(ExperimentError, match=f"wikitext-2 .*: {sentence}.* this table of 18 x 8 is"):
+            TASK.load(settings(row), texts)
 
 
 @pytest.mark.parametrize(("tokens", "lanes", "target"), [(30, 4, 3), (29, 4, 100), (3, 4, 2), (33, 1, 7)])
@@ -319,6 +380,17 @@ def test_evaluation_is_the_mean_over_all_tokens_with_memory(texts, how):
     found = trainer.evaluate("test")
     assert found["loss"] == pytest.approx(expected, rel=1e-5)
     assert found["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+
+
+def test_a_model_that_has_gone_wild_is_the_worst_and_no_error(how):
+    row = settings()
+    trainer = Training(TASK, row, how(), TASK.load(row, how().data))
+    with torch.no_grad():
+        trainer.plain.head.bias.zero_()[0] = 1e6  # of <unk>, and nothing else follows
+    found = trainer.evaluate("validation")
+    assert found["loss"] > 1e5
+    assert found["perplexity"] == TASK.metrics[0].worst
+    assert TASK.metrics[0].written(found["perplexity"]) == "diverged"
 
 
 @pytest.mark.parametrize("row", ["full", "tt40_two", "lr8"])
@@ -452,12 +524,82 @@ def test_a_model_of_another_task_and_one_that_is_not_there_yet_are_refused(kept)
         torch.save(content, kept / "model.pt")
         return str(CliRunner().invoke(app, ["language-model", "generate", "--checkpoint", str(kept)]).exception)
 
+    tensors = content["best"]
+    for best in (
+        {name: tensor for name, tensor in tensors.items() if name != "spelling"},
+        {name: tensor for name, tensor in tensors.items() if name != "head.bias"},
+        {**tensors, "spelling": spelled(words_of(tensors["spelling"])[:-1])},
+        {**tensors, "spelling": torch.randn(3)},
+        [1],
+    ):
+        content["best"] = best
+        assert re.search(r" is damaged: .*\. Train it anew, with --keep-model", refused())
     content["best"] = {}
     assert "has no model yet: a run selects one by its first validation" in refused()
     content["settings"]["task"] = "source_code"
     assert "is a model of the task source_code, not of language_model" in refused()
 
 
-def test_words_reach_a_terminal_without_control_characters():
-    assert printable("caf\u00e9") == "caf\u00e9"
-    assert printable("\x1b[2J") == "'\\x1b[2J'"
+@pytest.mark.parametrize(
+    ("option", "given"), [("--temperature", "inf"), ("--temperature", "nan"), ("--seed", 2**64), ("--seed", -1)]
+)
+def test_what_words_are_drawn_with_is_checked_before_anything_is_written(kept, option, given):
+    told = CliRunner().invoke(app, ["language-model", "generate", "--checkpoint", str(kept), option, str(given)])
+    assert told.exit_code
+    assert option in told.stderr + str(told.exception)
+    assert told.stdout == ""
+
+
+def test_lines_begin_with_words(kept, monkeypatch):
+    """Words of a line have one space between them, and none before them."""
+    words = words_of(torch.load(kept / "model.pt", weights_only=True)["best"]["spelling"])
+
+    def generated(prompt, *follow):
+        monkeypatch.setattr(commands, "written", lambda *_: iter([words.index(word) for word in follow]))
+        given = ("--checkpoint", kept, "--prompt", prompt, "--length", len(follow))
+        return invoke("language-model", "generate", *given).stdout
+
+    assert generated("", "the", "film", END, "It", END) == "the film\nIt\n\n"
+    assert generated("a film", "is", END, END, "It") == "a film is\n\nIt\n"
+
+
+def test_a_long_prompt_is_read_in_segments_as_evaluation_reads():
+    model = model_of(evaluation_memory=9, evaluation_target=6)
+    prompt, lengths, real = torch.randint(len(WORDS), (1, 40)), [], model.hidden
+
+    def hidden(words, memory=None):
+        lengths.append(words.shape[1])
+        return real(words, memory)
+
+    model.hidden = hidden
+    found = next(written(model, prompt[0].tolist(), temperature=0))
+    assert lengths == [6] * 6 + [4]
+    memory = None
+    for part in prompt.split(6, dim=1):
+        last, memory = real(part, memory)
+    assert found == int(model.head(last)[0, -1].argmax())
+
+
+def test_errors_reach_a_terminal_without_control_characters(kept, monkeypatch, capsys):
+    content = torch.load(kept / "model.pt", weights_only=True)
+    content["settings"]["task"] = "\x1b[2Jcaf\u00e9"
+    torch.save(content, kept / "model.pt")
+    monkeypatch.setattr(sys, "argv", ["experiments", "language-model", "generate", "--checkpoint", str(kept)])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err.endswith("is a model of the task \\x1b[2Jcaf\u00e9, not of language_model.\n")
+
+
+def test_words_reach_a_terminal_without_control_characters(kept):
+    content = torch.load(kept / "model.pt", weights_only=True)
+    words = words_of(content["best"]["spelling"])
+    content["best"]["spelling"] = spelled(
+        [word if word in ("<unk>", END) else f"\x1b[2J{word}\u00e9" for word in words]
+    )
+    torch.save(content, kept / "model.pt")
+    said = invoke(
+        "language-model", "generate", "--checkpoint", kept, "--prompt", "\x1b[2Jfilm\u00e9 \x07", "--length", "5"
+    )
+    assert said.stdout.startswith(r"\x1b[2Jfilm\u00e9 <unk>".replace(r"\u00e9", "\u00e9"))
+    assert said.stderr.endswith("read as <unk>: \\x07\n")
+    assert "\x1b" not in said.output

@@ -207,6 +207,12 @@ def test_a_smoke_run_has_a_name_of_its_own(bench):
     assert real.row != tiny.row
 
 
+def test_what_was_asked_for_goes_before_what_is_tiny(bench):
+    tiny = bench.settle("sst5-tt1", {"hidden": 24}, tiny=True)
+    assert (tiny.hidden, tiny.row) == (24, "TT1-hidden=24-smoke")
+    assert tiny.examples == bench.settle("sst5-tt1", {}, tiny=True).examples
+
+
 @pytest.mark.parametrize(
     ("config", "options", "name"),
     [

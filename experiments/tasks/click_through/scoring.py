@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.lab.checkpoints import trained
+from experiments.lab.checkpoints import fill, trained
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.click_through.criteo import FEATURES, FIELDS, NUMBERS, number_in_bins, problem
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings
@@ -28,8 +28,6 @@ class Scorer:
         settings, tensors = trained(checkpoint, "click_through", ClickThroughSettings)
         if settings.dataset != "criteo":
             raise ExperimentError(f"{checkpoint} was trained on {settings.dataset}; raw rows of criteo are scored.")
-        if not tensors:
-            raise ExperimentError(f"{checkpoint} has no model yet: a run selects one by its first validation.")
         prepared = Prepared.open(data)
         if int(tensors["maps"]) != prepared.maps:
             told = f"{data} has the maps of another data set than {checkpoint} was trained with"
@@ -40,7 +38,7 @@ class Scorer:
             told = f"{data}: the maps (*.values.npy and *.codes.npy) are not those that were written"
             raise ExperimentError(f"{told}, as their checksum tells; copy the --data of the run anew.")
         self.model = ClickModel(settings, prepared.tables)
-        self.model.load_state_dict(tensors)
+        fill(self.model, tensors, checkpoint)
         self.model.eval()
 
     @torch.inference_mode()

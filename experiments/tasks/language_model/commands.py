@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
-from experiments.lab.checkpoints import trained
-from experiments.lab.errors import ExperimentError
+from experiments.lab.checkpoints import damaged, fill, trained
+from experiments.lab.errors import ExperimentError, plain, unknown
 from experiments.lab.files import writable_folder
 from experiments.lab.rows import configured
 from experiments.lab.words import UNKNOWN
 from experiments.tasks.language_model.data import (
     DATASETS,
-    END,
     numbered,
     read_texts,
     token_file,
     write_tokens,
 )
-from experiments.tasks.language_model.model import LanguageModelSettings, TransformerXL, words_of
+from experiments.tasks.language_model.model import END, LanguageModelSettings, TransformerXL, words_of
 
 
 def generate(
@@ -32,23 +32,27 @@ def generate(
     length: Annotated[int, typer.Option(min=1, help="words to write")] = 100,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest word")] = 1.0,
     top_k: Annotated[int | None, typer.Option(min=1, help="draw among so many likeliest words only")] = None,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="of the draws")] = 0,
 ) -> None:
     """Write words that follow a prompt, as they come."""
+    if not math.isfinite(temperature):
+        raise ExperimentError(f"--temperature {temperature}: it must be finite; 1 draws words as likely as they are.")
     settings, tensors = trained(checkpoint, "language_model", LanguageModelSettings)
-    if not tensors:
-        raise ExperimentError(f"{checkpoint} has no model yet: a run selects one by its first validation.")
-    words = words_of(tensors["spelling"])
-    model = TransformerXL(settings, words)
-    model.load_state_dict(tensors)
+    try:
+        words = words_of(tensors.get("spelling", torch.empty(0)))
+        model = TransformerXL(settings, words)
+    except ValueError as error:  # of words, or of a table that cannot be as the settings say
+        raise damaged(checkpoint, error) from None
+    fill(model, tensors, checkpoint)
     given, strangers = numbered(prompt, words)
     if strangers:
-        told = ", ".join(dict.fromkeys(map(printable, strangers)))
+        told = ", ".join(dict.fromkeys(map(plain, strangers)))
         typer.echo(f"not among the {len(words):,} words of the model, read as {UNKNOWN}: {told}", err=True)
-    typer.echo(" ".join(printable(words[k]) for k in given), nl=False)
-    start = given or [words.index(END)]
-    for k in islice(written(model, start, temperature, top_k and min(top_k, len(words)), seed), length):
-        typer.echo("\n" if words[k] == END else f" {printable(words[k])}", nl=False)
+    start, among = given or [words.index(END)], top_k and min(top_k, len(words))
+    between = ""
+    for k in chain(given, islice(written(model, start, temperature, among, seed), length)):
+        typer.echo("\n" if words[k] == END else f"{between}{plain(words[k])}", nl=False)
+        between = "" if words[k] == END else " "
     typer.echo()
 
 
@@ -61,14 +65,10 @@ def written(
     model.eval()
     memory, word = None, torch.tensor([start])
     while True:
-        hidden, memory = model.hidden(word, memory)
+        for segment in word.split(model.segment, dim=1):
+            hidden, memory = model.hidden(segment, memory)
         word = model.head.sample(hidden[:, -1:], temperature, top_k, draw)
         yield int(word)
-
-
-def printable(word: str) -> str:
-    """A word for a terminal, which obeys no file."""
-    return word if word.isprintable() else ascii(word)
 
 
 def prepare(
@@ -80,7 +80,10 @@ def prepare(
     """Number the words of a dataset once, for runs that map the file into memory."""
     from experiments.tasks.language_model.task import TASK
 
-    settings: Any = configured(TASK, f"{options.get('dataset', DATASETS[0])}-full", options)
+    dataset = options.get("dataset", DATASETS[0])
+    if dataset not in DATASETS:
+        raise unknown("dataset", dataset, DATASETS)
+    settings: Any = configured(TASK, f"{dataset}-full", options)
     writable_folder(to, "--to")
     corpus = read_texts(settings.dataset, settings.vocabulary, data)
     path = token_file(to, settings.dataset)

@@ -18,9 +18,8 @@ from experiments.lab.batches import Batch
 from experiments.lab.errors import ExperimentError, unknown
 from experiments.lab.files import check_folder, fetched, gzip_lines, write_whole
 from experiments.lab.words import UNKNOWN, choose_words, numbering, places
-from experiments.tasks.language_model.model import LanguageModelSettings, spelled, words_of
+from experiments.tasks.language_model.model import END, LanguageModelSettings, spelled, words_of
 
-END = "<eos>"  # of a line
 ORIGINAL = "Salesforce/wikitext"
 DATASETS = ("wikitext-2", "wikitext-103")
 FILES = {"train": "train", "validation": "valid", "test": "test"}
@@ -66,6 +65,8 @@ def read_texts(dataset: str, vocabulary: int, folder: Path | None) -> Corpus:
     counts = torch.bincount(streams["train"], minlength=len(numbers)).tolist()
     counted = {word: count for word, count in zip(numbers, counts, strict=True) if count}
     words = choose_words(counted, vocabulary)
+    if END not in words:  # lines end, however few words there are
+        words = (*words[:-1], END)
     rank = torch.tensor(places(numbers, words), dtype=torch.int32)
     return Corpus(words, {split: rank.index_select(0, stream) for split, stream in streams.items()})
 
@@ -93,12 +94,15 @@ def read_tokens(path: Path, vocabulary: int) -> Corpus:
         with safe_open(path, "pt") as file:  # nothing is read before it is used
             told, splits = file.metadata() or {}, {split: file.get_tensor(split) for split in FILES}
             words = words_of(file.get_tensor("words"))
-    except (SafetensorError, OSError, UnicodeDecodeError) as error:
+    except (SafetensorError, OSError, ValueError) as error:
         raise ExperimentError(f"{path} is no file of tokens: {error}. {advice}") from None
-    if told.get("vocabulary") != str(vocabulary):
+    theirs = told.get("vocabulary", "")
+    if not (theirs.isascii() and theirs.isdigit()):
+        raise ExperimentError(f"{path} is no file of tokens: it tells no vocabulary. {advice}")
+    if theirs != str(vocabulary):
         raise ExperimentError(
-            f"{path} is of another vocabulary, of {told.get('vocabulary')} words at most, and this run has "
-            f"{vocabulary}: give --vocabulary {told.get('vocabulary')}, or {advice}"
+            f"{path} is of another vocabulary, of {theirs} words at most, and this run has {vocabulary}: "
+            f"give --vocabulary {theirs}, or {advice}"
         )
     for split, stream in splits.items():
         if stream.dtype != torch.int32 or stream.dim() != 1 or len(stream) < 2:

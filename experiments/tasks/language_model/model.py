@@ -14,10 +14,12 @@ import tensorbed as tb
 from experiments.lab.dropout import Dropout
 from experiments.lab.errors import ExperimentError
 from experiments.lab.settings import Settings, option
+from experiments.lab.words import UNKNOWN
 
 # Of weights and tables at birth, as in the original. With a larger one, a table that both ends share would foretell the
 # word that was just read.
 STD = 0.02
+END = "<eos>"  # of a line
 Memory = list[Tensor]  # what each layer has read before: (batch, remembered, dim)
 
 
@@ -60,8 +62,18 @@ def spelled(words: Sequence[str]) -> Tensor:  # -> (bytes,)
 
 
 def words_of(spelling: Tensor) -> tuple[str, ...]:  # (bytes,)
-    """The words again."""
-    return tuple(bytes(spelling.tolist()).decode().split("\n"))
+    """The words again; a ``ValueError`` where a file was changed and has none."""
+    if spelling.dtype != torch.uint8 or spelling.dim() != 1:
+        raise ValueError("its words are not the bytes of a text")
+    try:
+        words = tuple(bytes(spelling.tolist()).decode().split("\n"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"its words are not UTF-8: {error.reason} at byte {error.start}") from None
+    if missing := {UNKNOWN, END} - set(words):
+        raise ValueError(f"its words lack {', '.join(sorted(missing))}")
+    if len(set(words)) < len(words):
+        raise ValueError("it has one of its words twice")
+    return words
 
 
 def distance_waves(count: int, dim: int, clamp: int, like: Tensor) -> Tensor:  # -> (count, dim)
@@ -154,6 +166,7 @@ class TransformerXL(nn.Module):
         super().__init__()
         self.register_buffer("spelling", spelled(words))
         self.remembered = {True: settings.memory, False: settings.evaluation_memory}
+        self.segment = settings.evaluation_target  # what generation reads of a prompt at once
         self.clamp = settings.clamp
         self.dropout = Dropout(settings.dropout)
         self.layers = nn.ModuleList(Layer(settings) for _ in range(settings.layers))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.lab.batches import Batch, Windows, evenly, lanes_of
-from experiments.lab.metrics import Evaluation, Metric
+from experiments.lab.metrics import Evaluation, Metric, perplexity
 from experiments.lab.settings import with_options
 from experiments.lab.task import Task, decaying, tables
 from experiments.lab.words import log_frequencies
@@ -32,7 +32,10 @@ class LanguageModel(Task):
     }
 
     def load(self, settings: LanguageModelSettings, folder: Path | None) -> Corpus:
-        return load(settings, folder)
+        corpus = load(settings, folder)
+        # A text may have fewer words than the settings allow, too few for the format.
+        self.check_tables(replace(settings, vocabulary=len(corpus.words)))
+        return corpus
 
     def model(self, settings: LanguageModelSettings, data: Corpus) -> nn.Module:
         model = TransformerXL(settings, data.words)
@@ -67,7 +70,7 @@ class LanguageModel(Task):
 
         parts = segments(data.splits[split], settings.evaluation_batch, settings.evaluation_target)
         loss, tokens = evaluation.totals(parts, score)
-        return {"loss": loss / tokens, "perplexity": math.exp(loss / tokens)}
+        return {"loss": loss / tokens, "perplexity": perplexity(loss / tokens)}
 
     def ratio(self, model: nn.Module) -> float:
         """As the paper counts: one full table over what is kept for both ends."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sysconfig
 from pathlib import Path
 from typing import ClassVar
@@ -10,7 +9,7 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from experiments.lab.batches import Batch, Windows, evenly, lanes_of
-from experiments.lab.metrics import Evaluation, Metric
+from experiments.lab.metrics import Evaluation, Metric, perplexity
 from experiments.lab.settings import with_options
 from experiments.lab.task import Task
 from experiments.tasks.source_code.corpus import Corpus, read_corpus
@@ -55,7 +54,7 @@ class SourceCode(Task):
         loss, tokens = evaluation.totals(
             [whole], lambda batch: (self.loss(evaluation.model, batch, None)[0], batch.numbers)
         )
-        return {"loss": loss / tokens, "perplexity": math.exp(loss / tokens)}
+        return {"loss": loss / tokens, "perplexity": perplexity(loss / tokens)}
 
 
 TASK = SourceCode()

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from experiments.lab.checkpoints import ANEW
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.translation.model import END
 
@@ -52,15 +53,14 @@ def tokenizer_of(tensors: dict[str, Tensor], where: object) -> Any:
     """The tokeniser in a trained model; refused where the model's table has another vocabulary."""
     from tokenizers import Tokenizer
 
-    advice = "Train it anew, with --keep-model."
     try:
         tokenizer = Tokenizer.from_str(bytes(tensors["tokenizer"].tolist()).decode())
     except Exception as error:  # tokenizers has no kind of its own
-        raise ExperimentError(f"{where} has no tokeniser: {error}. {advice}") from None
+        raise ExperimentError(f"{where} has no tokeniser: {error}. {ANEW}") from None
     known, rows = tokenizer.get_vocab_size(), tensors["marian.final_logits_bias"].shape[-1]
     if known != rows:
         raise ExperimentError(
             f"{where} has a tokeniser of another vocabulary: it knows {known:,} tokens, and the model's table has "
-            f"{rows:,} rows. {advice}"
+            f"{rows:,} rows. {ANEW}"
         )
     return tokenizer
