@@ -72,6 +72,37 @@ def test_the_loss_is_that_of_the_logits_of_transformers_and_no_logits_are_made(t
     torch.testing.assert_close(model(SOURCE, TARGET), expected, rtol=1e-5, atol=1e-5)
 
 
+def test_dropout_is_where_marian_has_its_own(monkeypatch):
+    def shifted(x, p, training=True, inplace=False):
+        return x + p if training else x  # drops nothing: the same wherever it is
+
+    monkeypatch.setattr(F, "dropout", shifted)
+    monkeypatch.setattr("experiments.tasks.translation.model.dropout", shifted)
+    ours, theirs, without = model_of(layers=2, dropout=0.3), model_of(layers=2), model_of(layers=2)
+    for layer in theirs.marian.modules():
+        if hasattr(layer, "dropout") and "Attention" not in type(layer).__name__:  # of attentions is none
+            layer.dropout = 0.3
+    assert ours.marian.config.attention_dropout == ours.marian.config.activation_dropout == 0
+    for training in (True, False):
+        mine, expected, plain = (model.train(training)(SOURCE, TARGET).item() for model in (ours, theirs, without))
+        assert mine == pytest.approx(expected, rel=1e-6)
+        assert (mine != pytest.approx(plain, rel=1e-4)) == training
+
+
+def test_plain_and_fused_attention_agree(monkeypatch):
+    def figures(has_accelerator):
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
+        model = model_of(layers=2)
+        assert model.marian.config._attn_implementation == ("sdpa" if has_accelerator else "eager")
+        loss = model(SOURCE, TARGET)
+        loss.backward()
+        with torch.no_grad():
+            written = model(SOURCE, beams=3)
+        return loss.detach(), [p.grad for p in model.parameters() if p.grad is not None], written
+
+    torch.testing.assert_close(figures(False), figures(True), rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("table", [FULL, TRAIN], ids=["full", "tt"])
 def test_padding_changes_neither_loss_nor_gradients_nor_translations(table):
     model = model_of(**table)

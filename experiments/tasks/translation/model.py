@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import tensorbed as tb
+from experiments.lab.dropout import dropout
 from experiments.lab.errors import ExperimentError
 from experiments.lab.settings import Settings, option
 
@@ -65,7 +67,7 @@ class Translator(nn.Module):
             **{f"{side}_layers": settings.layers for side in sides},
             **{f"{side}_attention_heads": settings.heads for side in sides},
             **{f"{side}_ffn_dim": settings.inner for side in sides},
-            dropout=settings.dropout,
+            dropout=0.0,  # see dropping
             activation_function="relu",
             max_position_embeddings=settings.positions,
             scale_embedding=True,
@@ -74,8 +76,12 @@ class Translator(nn.Module):
             eos_token_id=END,
             decoder_start_token_id=END,
             forced_eos_token_id=None,
+            # On a processor the backward of torch's fused attention takes a third of a step where sentences are short.
+            attn_implementation="sdpa" if torch.accelerator.is_available() else "eager",
         )
         self.marian = MarianMTModel(config)
+        if settings.dropout:
+            dropping(self.marian, settings.dropout)
         # The table comes last: whatever it draws, the body has drawn the same numbers before it.
         format = settings.table_format(vocabulary, settings.dim)
         tb.compress_(self.marian, {"model.shared": format}, fit=False, std=settings.std or deviation)
@@ -118,6 +124,22 @@ class Translator(nn.Module):
         )
         written: Tensor = self.marian.generate(input_ids=words, attention_mask=known, generation_config=config)
         return written[:, 1:]  # without the start
+
+
+def dropping(marian: nn.Module, share: float) -> None:
+    """Dropout where Marian has its own: of what enters the layers, and of what each attention and inner layer adds."""
+
+    def entering(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (dropout(given[0], share), *given[1:]) if layer.training else given
+
+    def leaving(layer: nn.Module, _: Any, added: Tensor) -> Tensor:
+        return dropout(added, share) if layer.training else added
+
+    for name, layer in marian.named_modules():
+        if name.endswith("layers.0"):
+            layer.register_forward_pre_hook(entering)
+        elif name.endswith(("out_proj", "fc2")):
+            layer.register_forward_hook(leaving)
 
 
 def without_padding(tokens: Tensor) -> tuple[Tensor, Tensor]:
