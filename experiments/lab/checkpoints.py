@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from experiments.lab.errors import ExperimentError
 from experiments.lab.files import write_whole
@@ -105,6 +106,18 @@ def trained(path: Path, task: str, kind: type[S]) -> tuple[S, dict[str, Any]]:
         raise ExperimentError(f"{file} is a model of the task {other}, not of {task}.")
     own = {name: value for name, value in told.items() if name not in ("fingerprint", "fsdp", "processes")}
     return made(kind, own), content["best"]
+
+
+def load_trained(model: nn.Module, tensors: Mapping[str, Any], path: Path) -> None:
+    """The tensors of a trained model into one that was made by its settings."""
+    try:
+        model.load_state_dict(tensors)
+    except RuntimeError as error:  # its first line names the class only
+        file = path / MODEL if path.is_dir() else path
+        reason = (str(error).splitlines()[1:2] or [str(error)])[0].strip().rstrip(".")
+        raise ExperimentError(
+            f"{file} does not fit its settings: {reason[:300]}. Train it anew, with --keep-model."
+        ) from None
 
 
 def _read(path: Path, wanted: Iterable[str], advice: str) -> dict[str, Any]:

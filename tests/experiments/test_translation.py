@@ -283,6 +283,26 @@ def test_a_run_learns_tells_and_leaves_a_model_that_translates(trained_model):
     assert "has no model yet" in str(translate("a").exception)
 
 
+@pytest.mark.parametrize("name", ["marian.final_logits_bias", "marian.model.encoder.layers.0.fc1.weight"])
+def test_a_model_that_lacks_a_tensor_is_refused_in_a_sentence(name, tmp_path):
+    words = trained_tokenizer(["a dog"], 280)
+    row = settings(**FULL)
+    tensors = Translator(row, words.get_vocab_size(), words.to_str()).state_dict()
+    content = {"settings": {"task": "translation", **row.as_record()}, "best": tensors}
+    torch.save(content | {"best": {key: tensors[key] for key in tensors if key != name}}, tmp_path / "model.pt")
+    arguments = ["translation", "translate", "--checkpoint", str(tmp_path)]
+    refused = CliRunner().invoke(app, arguments, input="a").exception
+    assert isinstance(refused, ExperimentError)
+    assert f'model.pt does not fit its settings: Missing key(s) in state_dict: "{name}". Train it anew' in str(refused)
+
+
+def test_a_ratio_that_the_tokens_of_the_texts_do_not_allow_is_refused_in_a_sentence(multi30k, how):
+    row = settings(vocabulary=1000, dim=256, format="lr", ratio=190.0)
+    TASK.check_tables(row)  # with 1,000 tokens it is allowed
+    with pytest.raises(ExperimentError, match=r"multi30k full.*: ratio=190 .* table of 3\d\d x 256"):
+        train(row, how())
+
+
 def tensor_of(tokenizer):
     return torch.tensor(list(tokenizer.to_str().encode()), dtype=torch.uint8)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.lab.checkpoints import trained
+from experiments.lab.checkpoints import load_trained, trained
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.click_through.criteo import FEATURES, FIELDS, NUMBERS, number_in_bins, problem
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings
@@ -40,7 +40,7 @@ class Scorer:
             told = f"{data}: the maps (*.values.npy and *.codes.npy) are not those that were written"
             raise ExperimentError(f"{told}, as their checksum tells; copy the --data of the run anew.")
         self.model = ClickModel(settings, prepared.tables)
-        self.model.load_state_dict(tensors)
+        load_trained(self.model, tensors, checkpoint)
         self.model.eval()
 
     @torch.inference_mode()

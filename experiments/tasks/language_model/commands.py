@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from experiments.lab.checkpoints import trained
+from experiments.lab.checkpoints import load_trained, trained
 from experiments.lab.errors import ExperimentError
 from experiments.lab.files import writable_folder
 from experiments.lab.rows import configured
@@ -40,7 +40,7 @@ def generate(
         raise ExperimentError(f"{checkpoint} has no model yet: a run selects one by its first validation.")
     words = words_of(tensors["spelling"])
     model = TransformerXL(settings, words)
-    model.load_state_dict(tensors)
+    load_trained(model, tensors, checkpoint)
     given, strangers = numbered(prompt, words)
     if strangers:
         told = ", ".join(dict.fromkeys(map(printable, strangers)))

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
-from experiments.lab.checkpoints import trained
+from experiments.lab.checkpoints import load_trained, trained
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.translation.data import Pairs, Sentences, check_positions
 from experiments.tasks.translation.model import TranslationSettings, Translator
@@ -32,7 +32,7 @@ def translate(
         raise ExperimentError(f"{checkpoint} has no model yet: a run selects one by its first validation.")
     tokenizer = tokenizer_of(tensors, checkpoint)
     model = Translator(settings, tokenizer.get_vocab_size(), tokenizer.to_str())
-    model.load_state_dict(tensors)
+    load_trained(model, tensors, checkpoint)
     lines = list(standard_input(sys.stdin.buffer.read()))
     sources = Sentences.of(encoded(tokenizer, lines))
     check_positions(sources, settings.positions, range(1, len(lines) + 1), "standard input, line {}".format)
