@@ -122,8 +122,8 @@ def fill(model: nn.Module, tensors: Mapping[str, Any], path: Path) -> None:
     """Load the tensors of a file into the model that its settings describe; refused when they are another one's."""
     try:
         model.load_state_dict(tensors)
-    except RuntimeError:
-        raise damaged(path, "its tensors are not those of the model that its settings describe") from None
+    except RuntimeError as error:  # the first line of several names the class only
+        raise damaged(path, (str(error).splitlines()[1:] or [str(error)])[0].strip()[:300]) from None
 
 
 def _read(path: Path, wanted: Iterable[str], advice: str) -> dict[str, Any]:

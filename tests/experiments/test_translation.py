@@ -283,6 +283,43 @@ def test_a_run_learns_tells_and_leaves_a_model_that_translates(trained_model):
     assert "has no model yet" in str(translate("a").exception)
 
 
+def translated_by_untrained(folder, without="", **options):
+    """What became of the command ``translate`` with a model that was drawn at random, perhaps without a tensor."""
+    words = trained_tokenizer(["a dog"], 280)
+    row = settings(**FULL, **options)
+    tensors = Translator(row, words.get_vocab_size(), words.to_str()).state_dict()
+    kept = {name: tensor for name, tensor in tensors.items() if name != without}
+    torch.save({"settings": {"task": "translation", **row.as_record()}, "best": kept}, folder / "model.pt")
+    return CliRunner().invoke(app, ["translation", "translate", "--checkpoint", str(folder)], input="a dog")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_lines_are_translated_in_the_precision_of_the_test_sets(precision, tmp_path, monkeypatch):
+    seen, real = [], Translator.translated
+
+    def translated(model, *given):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return real(model, *given)
+
+    monkeypatch.setattr(Translator, "translated", translated)
+    assert translated_by_untrained(tmp_path, precision=precision).exit_code == 0
+    assert seen == [precision == "bf16"]
+
+
+@pytest.mark.parametrize("name", ["marian.final_logits_bias", "marian.model.encoder.layers.0.fc1.weight"])
+def test_a_model_that_lacks_a_tensor_is_refused_in_a_sentence(name, tmp_path):
+    refused = translated_by_untrained(tmp_path, without=name).exception
+    assert isinstance(refused, ExperimentError)
+    assert f'is damaged: Missing key(s) in state_dict: "{name}". Train it anew' in str(refused)
+
+
+def test_a_ratio_that_the_tokens_of_the_texts_do_not_allow_is_refused_in_a_sentence(multi30k, how):
+    row = settings(vocabulary=1000, dim=256, format="lr", ratio=190.0)
+    TASK.check_tables(row)  # with 1,000 tokens it is allowed
+    with pytest.raises(ExperimentError, match=r"multi30k full.*: ratio=190 .* table of 3\d\d x 256"):
+        train(row, how())
+
+
 def tensor_of(tokenizer):
     return torch.tensor(list(tokenizer.to_str().encode()), dtype=torch.uint8)
 

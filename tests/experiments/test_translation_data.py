@@ -14,7 +14,7 @@ pytest.importorskip("tokenizers")
 from experiments.lab.errors import ExperimentError
 from experiments.lab.rows import configured
 from experiments.lab.task import find
-from experiments.tasks.translation.data import ByTokens, Pairs, Sentences, load
+from experiments.tasks.translation.data import ByTokens, Pairs, Sentences, cleaned, load
 from experiments.tasks.translation.model import END, PAD
 from experiments.tasks.translation.tokens import encoded, sentence, tokenizer_of, trained_tokenizer
 
@@ -102,6 +102,17 @@ def test_the_original_of_wmt14_is_fetched_and_cleaned_as_in_the_paper(monkeypatc
     assert len(train) == 2
     lengths = train.source.lengths.double(), train.target.lengths.double()
     assert (torch.maximum(*lengths) <= 2.5 * torch.minimum(*lengths)).all()
+
+
+def test_cleaning_compares_sentences_without_their_ends():
+    lengths = [(5, 2), (2, 5), (4, 1), (6, 2), (39, 39), (40, 39), (39, 40)]  # of 40 positions one is for the end
+    sides = (Sentences.of([[5] * length for length in side]) for side in zip(*lengths, strict=True))
+    kept = cleaned(Pairs(*sides), settings("wmt14", length_ratio=2.5))
+    assert list(zip((kept.source.lengths - 1).tolist(), (kept.target.lengths - 1).tolist(), strict=True)) == [
+        (5, 2),
+        (2, 5),
+        (39, 39),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,9 @@ def translate(
     lines = list(standard_input(sys.stdin.buffer.read()))
     sources = Sentences.of(encoded(tokenizer, lines))
     check_positions(sources, settings.positions, range(1, len(lines) + 1), "standard input, line {}".format)
-    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)) as shown:
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    low = torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == "bf16")  # as its test sets were
+    with Progress(*columns, console=Console(stderr=True)) as shown, low:
         bar = shown.add_task("translating", total=len(lines))
         written = translations(
             model.eval(), tokenizer, sources, settings.batch, beam or settings.beam, partial(shown.advance, bar)

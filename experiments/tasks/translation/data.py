@@ -233,7 +233,8 @@ def cleaned(pairs: Pairs, settings: TranslationSettings) -> Pairs:
     """Without pairs that are too long, or of which one side is too many times as long as the other."""
     assert settings.length_ratio is not None
     lengths = torch.stack([pairs.source.lengths, pairs.target.lengths])
-    fitting = (lengths <= settings.positions).all(0) & (lengths.amax(0) <= settings.length_ratio * lengths.amin(0))
+    words = lengths - 1  # their ends would make short pairs more equal
+    fitting = (lengths <= settings.positions).all(0) & (words.amax(0) <= settings.length_ratio * words.amin(0))
     if not fitting.any():
         raise ExperimentError(f"{settings.dataset}: --length-ratio {settings.length_ratio} leaves no training pair.")
     return Pairs(pairs.source.subset(fitting), pairs.target.subset(fitting))

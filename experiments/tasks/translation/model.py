@@ -22,7 +22,7 @@ PAD = -100  # stands in batches where a sentence is over; no row of the table is
 class TranslationSettings(Settings):
     """Of the model, of its vocabulary and batches, and of how it is measured."""
 
-    vocabulary: int = option(8_000, "tokens of both languages at most, <end> among them", least=258)
+    vocabulary: int = option(8_000, "tokens of both languages at most, <end> among them", least=257)
     dim: int = option(256, "numbers per token", least=2)
     layers: int = option(3, "of the encoder, and as many of the decoder", least=1)
     heads: int = option(4, "of each attention; dim is a multiple of them", least=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -37,7 +38,9 @@ class Translation(Task):
         return load(settings, folder)
 
     def model(self, settings: TranslationSettings, data: Corpus) -> nn.Module:
-        return Translator(settings, data.tokenizer.get_vocab_size(), data.tokenizer.to_str())
+        tokens = data.tokenizer.get_vocab_size()
+        self.check_tables(replace(settings, vocabulary=tokens))  # which may be fewer than were asked for
+        return Translator(settings, tokens, data.tokenizer.to_str())
 
     def batches(self, settings: TranslationSettings, data: Corpus) -> ByTokens:
         pairs = data.splits["train"]

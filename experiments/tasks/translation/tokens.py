@@ -57,8 +57,8 @@ def tokenizer_of(tensors: dict[str, Tensor], where: object) -> Any:
         tokenizer = Tokenizer.from_str(bytes(tensors["tokenizer"].tolist()).decode())
     except Exception as error:  # tokenizers has no kind of its own
         raise ExperimentError(f"{where} has no tokeniser: {error}. {ANEW}") from None
-    known, rows = tokenizer.get_vocab_size(), tensors["marian.final_logits_bias"].shape[-1]
-    if known != rows:
+    known, bias = tokenizer.get_vocab_size(), tensors.get("marian.final_logits_bias")
+    if bias is not None and known != (rows := bias.shape[-1]):
         raise ExperimentError(
             f"{where} has a tokeniser of another vocabulary: it knows {known:,} tokens, and the model's table has "
             f"{rows:,} rows. {ANEW}"
