@@ -493,6 +493,17 @@ def test_passes_follow_what_is_asked_and_the_memory():
     assert choose(task(structure, 2048, 2**24, trains=True, at_once=True)).passes == TWICE
 
 
+def test_what_costs_hardly_more_and_holds_far_less_is_taken():
+    """Keeping all scores of a group spares a fourth of the products and would hold six times as much."""
+    structure = tb.TTHead(512, 267735, 16, shape=((60, 60, 75), (32, 4, 4)), device="meta").structure
+    asking = task(structure, 512, trains=True, at_once=True)
+    taken, fitting = choose(asking), [one for one in considered(asking) if one.numbers <= asking.numbers]
+    cheapest = min(fitting, key=lambda one: one.cost)
+    assert (taken.passes, cheapest.passes) == (TWICE, GROUPS)
+    assert cheapest.cost < taken.cost < 1.03 * cheapest.cost
+    assert 6 * taken.numbers < cheapest.numbers
+
+
 HEADS = {
     "train 16": lambda: tb.TTHead(512, 267735, 16, shape=((60, 60, 75), (8, 8, 8)), device="meta"),
     "train 96": lambda: tb.TTHead(512, 267735, 96, shape=((60, 60, 75), (8, 8, 8)), device="meta"),
@@ -517,8 +528,12 @@ def test_what_is_chosen_fits_into_the_memory_if_anything_does(kind, tokens):
                 assert taken.numbers == min(one.numbers for one in all_of_them)
                 assert budget is not None or kind in ("huge",)
             else:
-                fitting = [one.cost for one in all_of_them if one.numbers <= asking.numbers]
-                assert taken.cost == min(fitting)
+                fitting = [one for one in all_of_them if one.numbers <= asking.numbers]
+                cheapest = min(fitting, key=lambda one: one.cost)
+                far_less = [
+                    one for one in fitting if one.cost <= 1.03 * cheapest.cost and 4 * one.numbers <= cheapest.numbers
+                ]
+                assert taken.cost == min(far_less or [cheapest], key=lambda one: one.numbers).cost
             assert len(all_of_them) < 1000
             # Neither tiles of nothing nor blocks of one row, as long as there is memory.
             assert budget is not None or len(taken.groups()) * (structure.rows // taken.height) < 100_000

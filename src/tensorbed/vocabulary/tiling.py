@@ -23,9 +23,7 @@ _OWN = 4  # ... and at least so many times those of the structure itself, as an 
 _FOR_SCORES = 2**24  # numbers that scores asked for themselves may always take
 _TINY = 2**14  # numbers below which a tensor as large as the table or all scores does not matter
 _TILE = 2**20  # scores of a tile, with what they leave, that caches hold while the softmax reads them
-_TILE_ON_DEVICE = (
-    2**26
-)  # the same for the kernels of a GPU, each launch of which takes microseconds however small it is
+_TILE_ON_DEVICE = 2**26  # the same for the kernels of a GPU, each launch of which takes microseconds however small
 _ROWS = 2**22  # numbers of a block of rows: enough that the gradients of the cores, added for each, weigh little
 _FEWEST = 16  # rows of a block, however little memory there is
 _ALIGNED = 16  # vectors: products of other numbers of columns are up to a fifth slower
@@ -38,6 +36,7 @@ _STORE = 24  # writing a number made for all vectors
 _COPY = 8  # writing and reading one made for one vector
 _NARROW = 32  # vectors, and fewer, of which a product takes twice as long for each
 _CALLS = 2**20  # the calls that one tile takes
+_ALIKE, _FAR_LESS = 1.03, 4  # so little more cost is worth holding so many times less: costs are counted, not measured
 
 
 @dataclass(frozen=True)
@@ -115,10 +114,18 @@ class Task:
 
 @lru_cache(maxsize=4096)
 def choose(task: Task) -> Tiling:
-    """The tiling of least counted cost among those within the memory allowed, or the one that takes least."""
-    found = list(considered(task))
-    fitting = [tiling for tiling in found if tiling.numbers <= task.numbers]
-    return min(fitting, key=lambda t: t.cost) if fitting else min(found, key=lambda t: t.numbers)
+    """The tiling of least counted cost among those within the memory allowed, or the one that holds least.
+
+    One of nearly the same cost that holds far less goes before.
+    """
+    tilings = list(considered(task))
+    fitting = [tiling for tiling in tilings if tiling.numbers <= task.numbers]
+    if not fitting:
+        return min(tilings, key=lambda tiling: tiling.numbers)
+    cheapest = min(fitting, key=lambda tiling: tiling.cost)
+    alike = [tiling for tiling in fitting if tiling.cost <= _ALIKE * cheapest.cost]
+    frugal = min(alike, key=lambda tiling: tiling.numbers)
+    return frugal if _FAR_LESS * frugal.numbers <= cheapest.numbers else cheapest
 
 
 def considered(task: Task) -> Iterator[Tiling]:
