@@ -312,11 +312,12 @@ def test_the_command_writes_both_reports_or_says_what_the_lines_are(bench, tmp_p
     assert {"sentiment.md", "sentiment.html"} <= {path.name for path in tmp_path.iterdir()}
 
 
-def test_the_committed_report_is_what_the_committed_lines_say(tmp_path):
-    for name in ("sentiment.jsonl", "sentiment_search.jsonl"):
+@pytest.mark.parametrize("task", ["sentiment", "click_through"])
+def test_the_committed_report_is_what_the_committed_lines_say(tmp_path, task):
+    for name in (f"{task}.jsonl", f"{task}_search.jsonl"):
         shutil.copy(records.RESULTS / name, tmp_path)
     assert CliRunner().invoke(app, ["report", "--results", str(tmp_path)]).exit_code == 0
-    for name in ("sentiment.md", "sentiment.html"):
+    for name in (f"{task}.md", f"{task}.html"):
         assert (tmp_path / name).read_bytes() == (records.RESULTS / name).read_bytes()
 
 
