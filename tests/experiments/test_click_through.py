@@ -211,6 +211,13 @@ def test_two_processes_train_as_one_does(criteo, tmp_path):
         assert two[name] == pytest.approx(one[name], rel=1e-3)
 
 
+def test_a_sample_lies_beside_other_small_sets(criteo, tmp_path):
+    (tmp_path / "criteo-sample").symlink_to(criteo.folder, target_is_directory=True)
+    assert TASK.load(settings(dataset="criteo-sample"), tmp_path).tables == criteo.tables
+    with pytest.raises(ExperimentError, match=r"criteo-sample was not prepared"):
+        TASK.load(settings(dataset="criteo-sample"), criteo.folder)
+
+
 def test_data_that_is_missing_or_damaged_is_named(criteo, tmp_path):
     with pytest.raises(ExperimentError, match="criteo is not fetched; give the folder that holds it with --data"):
         TASK.load(settings(), None)

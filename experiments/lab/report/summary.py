@@ -97,6 +97,17 @@ class Summary:
     def texts(self) -> Mapping[str, Any]:
         return self.bench.task.texts
 
+    @property
+    def samples(self) -> Mapping[str, Sequence[str]]:
+        """Words on datasets that are too small to conclude anything from."""
+        words: Mapping[str, Sequence[str]] = self.texts.get("samples", {})
+        return words
+
+    @property
+    def compared(self) -> Mapping[str, Sequence[Entry]]:
+        """The tables of all other datasets."""
+        return {dataset: entries for dataset, entries in self.tables.items() if dataset not in self.samples}
+
     @cached_property
     def grids(self) -> Mapping[tuple[str, str], Mapping[tuple[Any, ...], float]]:
         return self.bench.grids()

@@ -48,7 +48,9 @@ def tables_report(summary: Summary) -> tuple[str, str]:
     texts = summary.texts
     sections = {"What is seen": [items(findings(summary))], "What the rows are": [names(row_names(summary))]}
     for dataset, entries in summary.tables.items():
-        sections[summary.title(dataset)] = [entry_table(summary, entries), drawn(summary, dataset, entries)]
+        rows, words = entry_table(summary, entries), summary.samples.get(dataset)
+        parts = [items(words), rows] if words else [rows, drawn(summary, dataset, entries)]
+        sections[summary.title(dataset)] = parts
     for dataset, entries in summary.beside.items():
         said = items(findings_beside(summary, dataset))
         sections[f"{summary.title(dataset)}, beside the table"] = [entry_table(summary, entries), said]
@@ -155,7 +157,7 @@ def described(summary: Summary) -> str:
 def findings(summary: Summary) -> list[str]:
     """What the numbers say of the claim that compressed rows reach the full model's level."""
     said = []
-    for dataset, entries in summary.tables.items():
+    for dataset, entries in summary.compared.items():
         full = summary.entry(dataset, FULL)
         smaller = [entry for entry in entries if entry.format != FULL]
         if full is not None and smaller:
@@ -282,7 +284,8 @@ def searched_sentences(summary: Summary) -> list[str]:
 
 def overheads(summary: Summary) -> str:
     """What the laboratory itself costs."""
-    shares = [entry.overhead for entries in summary.tables.values() for entry in entries]
+    measured = summary.compared or summary.tables
+    shares = [entry.overhead for entries in measured.values() for entry in entries]
     return (
         "Everything but forward, backward and the optimiser's step took "
         f"{100 * median(shares):.1f} % of the training time (median over rows; {100 * max(shares):.1f} % in the worst)."

@@ -15,6 +15,7 @@ from experiments.lab.files import text_of, write_whole
 from experiments.tasks.click_through.model import ClickThroughSettings
 from experiments.tasks.click_through.rows import LABEL, Streamed
 
+DATASETS = ("criteo", "criteo-sample")  # of raw rows
 SPLITS = ("train", "validation", "test")
 UNSEEN = 0  # the row of values that training has not, or too rarely
 ABOUT = "prepared.json"
