@@ -261,6 +261,18 @@ def test_values_have_the_numbers_of_their_maps_and_others_that_of_unseen_ones(cr
     assert [scorer.ids([strange])[0, k] for k in (0, 13, 14, 15)] == [0, 0, 0, 0]
 
 
+def test_scoring_needs_the_maps_and_no_rows(criteo, kept_model, tmp_path):
+    rows = tiny.criteo_rows()[:5]
+    expected = Scorer(kept_model, criteo.folder).scores(rows)
+    for path in criteo.folder.iterdir():
+        if path.suffix != ".parquet":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert not list(tmp_path.glob("*.parquet"))
+    assert Scorer(kept_model, tmp_path).scores(rows) == expected
+    with pytest.raises(ExperimentError, match=r"train.parquet is missing, damaged or cut short"):
+        Prepared.open(tmp_path)
+
+
 def test_raw_rows_are_scored_from_standard_input(criteo, kept_model):
     rows = tiny.criteo_rows()[:50]
     scorer = Scorer(kept_model, criteo.folder)

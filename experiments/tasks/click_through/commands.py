@@ -67,7 +67,7 @@ def generate(
 
 def score(
     checkpoint: Annotated[Path, typer.Option(help="a model, or its folder, that a run with --keep-model left")],
-    data: Annotated[Path, typer.Option(help="the folder that prepare wrote for its run")],
+    data: Annotated[Path, typer.Option(help="the folder that prepare wrote for its run; *.parquet may be gone")],
     batch: Annotated[int, typer.Option(min=1, help="rows that are scored together, at most")] = 4096,
 ) -> None:
     """Score raw rows from standard input, all with a label or all without: the probability of a click, a line each."""

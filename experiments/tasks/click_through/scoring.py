@@ -30,7 +30,7 @@ class Scorer:
             raise ExperimentError(f"{checkpoint} was trained on {settings.dataset}; raw rows of criteo are scored.")
         if not tensors:
             raise ExperimentError(f"{checkpoint} has no model yet: a run selects one by its first validation.")
-        prepared = Prepared.open(data)
+        prepared = Prepared.described(data)
         if int(tensors["maps"]) != prepared.maps:
             told = f"{data} has the maps of another data set than {checkpoint} was trained with"
             raise ExperimentError(f"{told}; give the --data of its run.")
