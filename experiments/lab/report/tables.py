@@ -127,7 +127,8 @@ def curves(entries: Sequence[Entry], of_format: dict[str, Series]) -> list[Serie
     """What is drawn of rows while they train: a format's colour, a line of its own for each row."""
     drawn, first = [], entries[0].format == FULL
     for place, entry in enumerate(entries):
-        line = "-" if entry.format == FULL else LINES[(place - first) % len(LINES)]
+        own = LINES[(place - first) % len(LINES)]
+        line = own if entry.format != FULL else "-" if entry.row == FULL else ":"
         look = replace(of_format[entry.format], label=entry.row, line=line)
         drawn.append(replace(look, stages=entry.stages, values=entry.mean_curve, stops=entry.early_stops))
     return drawn
