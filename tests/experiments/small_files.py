@@ -150,6 +150,13 @@ def criteo_rows(count=600, seed=7):
     return rows
 
 
+def timed(rows, seed=3):
+    """The rows with a time after each, about ten with the same, in no order; and the times."""
+    draw = random.Random(seed)
+    times = [draw.randrange(-5, len(rows) // 10) for _ in rows]
+    return [f"{row}\t{time}" for row, time in zip(rows, times, strict=True)], times
+
+
 def book_crossing(folder: Path, readers=40, books=30):
     """Ratings of every third pair, an implicit one among three; titles with commas, books that nobody knows."""
     draw = random.Random(8)

@@ -211,6 +211,13 @@ def test_two_processes_train_as_one_does(criteo, tmp_path):
         assert two[name] == pytest.approx(one[name], rel=1e-3)
 
 
+def test_a_sample_lies_beside_other_small_sets(criteo, tmp_path):
+    (tmp_path / "criteo-sample").symlink_to(criteo.folder, target_is_directory=True)
+    assert TASK.load(settings(dataset="criteo-sample"), tmp_path).tables == criteo.tables
+    with pytest.raises(ExperimentError, match=r"criteo-sample was not prepared"):
+        TASK.load(settings(dataset="criteo-sample"), criteo.folder)
+
+
 def test_data_that_is_missing_or_damaged_is_named(criteo, tmp_path):
     with pytest.raises(ExperimentError, match="criteo is not fetched; give the folder that holds it with --data"):
         TASK.load(settings(), None)
@@ -252,6 +259,18 @@ def test_values_have_the_numbers_of_their_maps_and_others_that_of_unseen_ones(cr
     fields = rows[0].split("\t")
     strange = "\t".join(["0", "1234567890", *fields[2:14], "0", fields[14][:4], "fffffffe", *fields[17:]])
     assert [scorer.ids([strange])[0, k] for k in (0, 13, 14, 15)] == [0, 0, 0, 0]
+
+
+def test_scoring_needs_the_maps_and_no_rows(criteo, kept_model, tmp_path):
+    rows = tiny.criteo_rows()[:5]
+    expected = Scorer(kept_model, criteo.folder).scores(rows)
+    for path in criteo.folder.iterdir():
+        if path.suffix != ".parquet":
+            (tmp_path / path.name).write_bytes(path.read_bytes())
+    assert not list(tmp_path.glob("*.parquet"))
+    assert Scorer(kept_model, tmp_path).scores(rows) == expected
+    with pytest.raises(ExperimentError, match=r"train.parquet is missing, damaged or cut short"):
+        Prepared.open(tmp_path)
 
 
 def test_raw_rows_are_scored_from_standard_input(criteo, kept_model):

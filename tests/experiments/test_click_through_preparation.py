@@ -4,6 +4,7 @@ import gzip
 import math
 import re
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,11 +37,11 @@ def contents(prepared, split):
     return [tuple(row.values()) for row in prepared.file(split).read().to_pylist()]
 
 
-def expected(rows, least=2, modulo=None, shares=(0.1, 0.1), bins="squared-log"):
-    """By plain counting, row after row."""
+def expected(rows, least=2, modulo=None, shares=(0.1, 0.1), bins="squared-log", sizes=None):
+    """By plain counting, row after row; ``sizes`` are those of validation and test."""
     parted = [row.split("\t") for row in rows]
     valued = [(int(label), values(fields, bins)) for label, *fields in parted]
-    sizes = [round(share * len(rows)) for share in shares]
+    sizes = sizes or [round(share * len(rows)) for share in shares]
     train = len(rows) - sum(sizes)
     codes = []
     for place in range(len(FEATURES)):
@@ -96,6 +97,66 @@ def test_files_are_taken_in_the_order_of_the_numbers_in_their_names(tmp_path):
     names = ["b1/day_2", "a10/day_1", "a9/day_10", "a9/day_9.gz", "a9/day_09", "a9/day"]
     ordered = ["a9/day", "a9/day_09", "a9/day_9.gz", "a9/day_10", "a10/day_1", "b1/day_2"]
     assert sorted(names, key=numbered_name) == ordered
+
+
+def test_rows_are_split_by_the_time_they_end_with_and_those_of_one_time_stay_together(tmp_path):
+    rows, times = tiny.timed(ROWS)
+    prepared = prepare(write(tmp_path / "raw.txt", rows), tmp_path / "out", time=True)
+    order = sorted(range(len(rows)), key=lambda line: (times[line], line))
+
+    def end(size):
+        """After the last row of the time that the row before has."""
+        return size + sum(times[line] == times[order[size - 1]] for line in order[size:])
+
+    train, seen = end(480), end(540)
+    assert 480 < train < 540 < seen < 600  # times are shared across both bounds
+    parts = expected([ROWS[line] for line in order], sizes=[seen - train, 600 - seen])
+    for split, part in zip(("train", "validation", "test"), parts, strict=True):
+        assert contents(prepared, split) == part
+    assert prepared.options["time"] is True
+
+
+@pytest.mark.parametrize(
+    ("times", "told"),
+    [
+        ([5] * 20, "1 different times are too few.*none are left for validation and test"),
+        ([1] * 18 + [2] * 2, "2 different times are too few.*none are left for validation; give rows of more times"),
+        ([1] * 17 + [2] * 3, "none are left for test"),
+    ],
+)
+def test_too_few_times_to_split_by_are_refused(tmp_path, times, told):
+    raw = write(tmp_path / "raw.txt", [f"{row}\t{time}" for row, time in zip(ROWS, times, strict=False)])
+    with pytest.raises(ExperimentError, match=told):
+        prepare(raw, tmp_path / "out", time=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_times_that_are_missing_or_no_whole_numbers_are_refused(tmp_path):
+    for end, told in (
+        ("", "40 fields; 41 are needed, tabs between: a label, 13 numbers, 26 categories, a time"),
+        ("\t", "the time is ''; a whole number of at most 18 digits, such as seconds, is needed"),
+        ("\t2014-01-01", "the time is '2014-01-01'"),
+        ("\t1234567890123456789", "the time is '1234567890123456789'"),
+    ):
+        raw = write(tmp_path / "raw.txt", [f"{ROWS[0]}\t-123456789012345678", ROWS[1] + end])
+        with pytest.raises(ExperimentError, match=f"raw.txt, line 2: {told}"):
+            prepare(raw, tmp_path / "out", time=True)
+    raw = write(tmp_path / "raw.txt", [f"{row}\t1" for row in ROWS])
+    with pytest.raises(ExperimentError, match="line 1: 41 fields; 40 are needed"):
+        prepare(raw, tmp_path / "out")
+
+
+@pytest.mark.parametrize("engine", ["duckdb", "spark"])
+@pytest.mark.parametrize("address", ["s3://bucket/day_*", "hdfs://host:9000/raw.txt", "file:///raw.txt"])
+def test_addresses_of_storage_are_refused(tmp_path, monkeypatch, engine, address):
+    monkeypatch.chdir(tmp_path)
+    raw = write(tmp_path / "raw.txt", ROWS)
+    for given, out in ((address, Path("out")), (str(raw), Path(address))):
+        with pytest.raises(
+            ExperimentError, match=r":/.* is an address, not a path.*Mount the storage and give its path"
+        ):
+            Preparation(given, out, engine=engine).run()
+    assert [path.name for path in tmp_path.iterdir()] == ["raw.txt"]
 
 
 def test_bins_are_floors_of_squared_logarithms_and_small_numbers_stay_apart():

@@ -250,6 +250,19 @@ def test_the_page_needs_nothing_from_elsewhere_and_its_pictures_are_whole():
     assert "$" not in re.sub(r"<svg.*?</svg>", "", page, flags=re.DOTALL)
 
 
+def test_of_a_sample_that_is_too_small_nothing_is_concluded(monkeypatch):
+    monkeypatch.setitem(TASK.texts, "samples", {"imdb": ["These rows say nothing."]})
+    slow = [{**line, "overhead": 0.5} if line["dataset"] == "imdb" else line for line in RUNS]
+    summary = summarise(slow)
+    text, page = tables_report(summary)
+    assert not any("IMDB" in sentence for sentence in findings(summary))
+    assert text.index("## IMDB") < text.index("* These rows say nothing.") < text.index("| TR6 |")
+    assert len(re.findall("<svg", page)) == 2  # of the other set
+    assert "1.0 % in the worst" in text
+    alone = markdown(summarise([line for line in slow if line["dataset"] == "imdb"]))
+    assert "50.0 % in the worst" in alone
+
+
 def test_the_text_in_pictures_is_legible_on_a_phone():
     shown = 390 - 2 * 16 - 2 * 9  # pixels across, less what the page and its figures keep at the sides
     for picture in re.findall(r"<svg.*?</svg>", html(summarise(RUNS)), re.DOTALL):
@@ -312,11 +325,12 @@ def test_the_command_writes_both_reports_or_says_what_the_lines_are(bench, tmp_p
     assert {"sentiment.md", "sentiment.html"} <= {path.name for path in tmp_path.iterdir()}
 
 
-def test_the_committed_report_is_what_the_committed_lines_say(tmp_path):
-    for name in ("sentiment.jsonl", "sentiment_search.jsonl"):
+@pytest.mark.parametrize("task", ["sentiment", "click_through"])
+def test_the_committed_report_is_what_the_committed_lines_say(tmp_path, task):
+    for name in (f"{task}.jsonl", f"{task}_search.jsonl"):
         shutil.copy(records.RESULTS / name, tmp_path)
     assert CliRunner().invoke(app, ["report", "--results", str(tmp_path)]).exit_code == 0
-    for name in ("sentiment.md", "sentiment.html"):
+    for name in (f"{task}.md", f"{task}.html"):
         assert (tmp_path / name).read_bytes() == (records.RESULTS / name).read_bytes()
 
 

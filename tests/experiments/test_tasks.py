@@ -1,8 +1,10 @@
 """A task is a folder: found by its name, whole or refused, and all it needs to be run, swept, reported and ranked."""
 
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import stdev
 
 import pytest
 from laboratory import ENVIRONMENT, results, run
@@ -18,6 +20,8 @@ from experiments.lab.errors import ExperimentError
 from experiments.lab.league import Standings, largest_ratio, league_of, split
 from experiments.lab.metrics import Metric
 from experiments.lab.records import append, read
+from experiments.lab.report.summary import summarise
+from experiments.lab.report.tables import tables_report
 from experiments.lab.rows import Bench, configured, plan
 from experiments.lab.sweep import Cell, Sweep
 from experiments.lab.task import find
@@ -60,7 +64,39 @@ def test_a_new_task_is_trained_swept_and_reported_without_a_change_elsewhere(par
     heading = next(line for line in text.splitlines() if line.startswith("| row"))
     assert "| ours | to our full | pairs confidence | triples error | triples confidence | validation |" in heading
     assert "paper" not in heading
-    assert "lower is better" in (tmp_path / "parity.html").read_text()
+    assert "lower error and higher confidence are better" in (tmp_path / "parity.html").read_text()
+
+
+def tabled(task, row, seed, **figures):
+    settings = configured(task, f"sums-{row}", {"seed": seed})
+    measured = {f"{split}_{metric.name}": 0.5 for split in (*task.tests, "val") for metric in task.metrics}
+    return {
+        **measured, **figures, "dataset": "sums", "row": settings.row, "seed": seed, "format": settings.format,
+        "ratio": 1 if row == "full" else 9, "total_parameters": 100, "overhead": 0.01, "epochs": [{"val_error": 0.5}],
+        "settings": settings.as_record(),
+    }  # fmt: skip
+
+
+def test_every_metric_has_a_picture_against_size(parity, tmp_path):
+    sure = [0.61, 0.63, 0.71]
+    lines = [tabled(parity, "tt", seed, pairs_confidence=value) for seed, value in enumerate(sure)]
+    summary = summarise(Bench(parity, tmp_path), [*lines, tabled(parity, "full", 0, pairs_confidence=0.9)])
+    (selects, other), entry = parity.metrics, summary.entry("sums", "TT")
+    point = summary.point(entry, other)
+    assert (point.test, point.row, point.ratio) == (tuple(sure), "TT", 9)
+    assert point.deviation == pytest.approx(stdev(sure))
+    assert summary.point(entry, selects) is entry
+    text, page = tables_report(summary)
+    assert re.findall("<b>([^<]*) against size</b>", page) == ["Pairs error", "Pairs confidence"]
+    assert "tables 9 times smaller have a pairs confidence of 0.65, the full table has 0.90." in page.lower()
+    assert "pictures, one for each metric, further right is smaller, and lower error and higher confidence are" in page
+    assert "| 0.65 |" in text
+
+
+def test_a_line_without_one_of_the_metrics_is_named(parity, tmp_path):
+    wrong = tabled(parity, "tt", 0, pairs_confidence=None)
+    with pytest.raises(ExperimentError, match=r"\(sums TT seed 0\): pairs_confidence missing or wrong"):
+        summarise(Bench(parity, tmp_path), [wrong])
 
 
 def test_the_help_names_every_task_and_command(parity):

@@ -19,6 +19,7 @@ LINES = ("-", "--", ":", "-.")
 TICKS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
 # Names of points stand away from their marks, each series' to a side of its own: those of about one size do not meet.
 SIDES = ((5, 5, "left"), (5, -13, "left"), (-5, -13, "right"))
+NAMED = 6  # of more series names lie on each other; the legend and the table tell them
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def size_picture(name: str, metric: Metric, split: str, full: Series, series: Se
         if full.points:
             draw_full(axes, full)
         for one in series:
-            draw_points(axes, one)
+            draw_points(axes, one, named=len(series) <= NAMED)
         if any(point.paper is not None for one in series for point in one.points):
             hollow: dict[str, Any] = {"markerfacecolor": "none", "color": matplotlib.rcParams["text.color"]}
             axes.plot([], [], "o", **hollow, label="the paper's rows")
@@ -82,8 +83,8 @@ def draw_full(axes: Any, full: Series) -> None:
         axes.axhline(point.paper, linewidth=1.6, linestyle=":", label="the paper's full table", **look)
 
 
-def draw_points(axes: Any, series: Series) -> None:
-    """From the largest table to the smallest, each with its name."""
+def draw_points(axes: Any, series: Series, *, named: bool) -> None:
+    """From the largest table to the smallest, each with its name where that can be read."""
     points = sorted(series.points, key=lambda point: point.ratio)
     look: dict[str, Any] = {"color": series.colour, "marker": series.marker, "markersize": 6}
     ratios, means = [point.ratio for point in points], [point.mean for point in points]
@@ -91,7 +92,7 @@ def draw_points(axes: Any, series: Series) -> None:
     axes.errorbar(ratios, means, bars, label=series.label, capsize=3, linestyle=series.line, **look)
     right, up, side = series.side
     text = {"textcoords": "offset points", "ha": side, "color": series.colour, "fontsize": 9.5}
-    for point in points:
+    for point in points if named else ():
         if point.row:
             axes.annotate(point.row, (point.ratio, point.mean), (right, up), **text)
     paper = [(point.ratio, point.paper) for point in points if point.paper is not None]

@@ -51,7 +51,7 @@ class Entry(Point):
     total_parameters: int
     table_bytes: int | None  # of all tables together, where a task tells it
     validation: tuple[float, ...]
-    more: dict[str, float]  # other metrics and test sets, means
+    more: Mapping[tuple[str, Metric], tuple[float, ...]]  # other metrics and test sets, a seed each
     curves: tuple[tuple[float, ...], ...]  # the metric at each validation, a seed each
     stages: tuple[int, ...]  # epochs or steps of these validations
     overhead: float
@@ -97,6 +97,17 @@ class Summary:
     def texts(self) -> Mapping[str, Any]:
         return self.bench.task.texts
 
+    @property
+    def samples(self) -> Mapping[str, Sequence[str]]:
+        """Words on datasets that are too small to conclude anything from."""
+        words: Mapping[str, Sequence[str]] = self.texts.get("samples", {})
+        return words
+
+    @property
+    def compared(self) -> Mapping[str, Sequence[Entry]]:
+        """The tables of all other datasets."""
+        return {dataset: entries for dataset, entries in self.tables.items() if dataset not in self.samples}
+
     @cached_property
     def grids(self) -> Mapping[tuple[str, str], Mapping[tuple[Any, ...], float]]:
         return self.bench.grids()
@@ -117,6 +128,11 @@ class Summary:
 
     def plural(self, format: str) -> str:
         return str(self.texts.get("plurals", {}).get(format, f"{label(format)} tables"))
+
+    def point(self, entry: Entry, metric: Metric) -> Point:
+        """An entry by any metric of the task, on the split that is told first; the paper has its own of one."""
+        values = entry.more.get(((*self.bench.task.tests, "val")[0], metric))
+        return entry if values is None else Point(ratio=entry.ratio, test=values, row=entry.row)
 
     def entry(self, dataset: str, row: str) -> Entry | None:
         return next((entry for entry in self.tables.get(dataset, ()) if entry.row == row), None)
@@ -149,13 +165,14 @@ def summarise(bench: Bench, records: Sequence[Mapping[str, Any]]) -> Summary:
 
 def check_line(bench: Bench, record: Mapping[str, Any], number: int) -> None:
     """A line is of the settings it tells, and its figures are numbers; otherwise nothing can be said of it."""
-    settings, metric = record["settings"], bench.metric.name
+    settings, task = record["settings"], bench.task
     wrong = [name for name in ("dataset", "row", "seed", "format") if record.get(name) != settings[name]]
-    numbers = ("ratio", "total_parameters", *(f"{split}_{metric}" for split in (*bench.task.tests, "val")), "overhead")
+    measured = [f"{split}_{metric.name}" for split in (*task.tests, "val") for metric in task.metrics]
+    numbers = ("ratio", "total_parameters", *measured, "overhead")
     wrong += [name for name in numbers if not is_number(record.get(name))]
     epochs = record.get("epochs")
     told = isinstance(epochs, list) and epochs and all(isinstance(epoch, dict) for epoch in epochs)
-    if not told or not all(is_number(epoch.get(f"val_{metric}")) for epoch in record["epochs"]):
+    if not told or not all(is_number(epoch.get(f"val_{bench.metric.name}")) for epoch in record["epochs"]):
         wrong.append("epochs")
     if wrong:
         raise ExperimentError(
@@ -175,7 +192,7 @@ def entry_of(bench: Bench, runs: Mapping[int, Mapping[str, Any]], paper: float |
     first, settings, metric = of[0], of[0]["settings"], bench.metric.name
     rows, cols = settings["shape"] or first.get("shape") or ((), ())
     split, *splits = (*task.tests, "val")
-    others = [(s, m.name) for s in (split, *splits[:-1]) for m in task.metrics if (s, m.name) != (split, metric)]
+    others = [(s, m) for s in (split, *splits[:-1]) for m in task.metrics if (s, m.name) != (split, metric)]
     longest = max(of, key=lambda run: len(run["epochs"]))["epochs"]
     suffix = first["row"].removeprefix(base(first["row"])).removeprefix("-")
     apart = task.texts.get("variants", {}).get(suffix, suffix).format(**settings) if suffix else None
@@ -191,7 +208,7 @@ def entry_of(bench: Bench, runs: Mapping[int, Mapping[str, Any]], paper: float |
         table_bytes=first.get("table_bytes"),
         validation=tuple(run[f"val_{metric}"] for run in of),
         test=tuple(run[f"{split}_{metric}"] for run in of),
-        more={f"{s} {name}": fmean(run[f"{s}_{name}"] for run in of) for s, name in others},
+        more={(s, m): tuple(run[f"{s}_{m.name}"] for run in of) for s, m in others},
         paper=paper,
         curves=tuple(tuple(epoch[f"val_{metric}"] for epoch in run["epochs"]) for run in of),
         stages=tuple(epoch.get(task.stage, number) for number, epoch in enumerate(longest, 1)),

@@ -12,10 +12,11 @@ from experiments.lab.errors import ExperimentError
 from experiments.lab.files import write_whole
 from experiments.lab.formats import FULL, label
 from experiments.lab.league import Standings
+from experiments.lab.metrics import Metric
 from experiments.lab.records import read
 from experiments.lab.report.document import Part, document, items, names, pictures, table
 from experiments.lab.report.plots import LINES, Series, curve_picture, looks, size_picture
-from experiments.lab.report.summary import Entry, Summary, base, counted, summarise
+from experiments.lab.report.summary import Entry, Point, Summary, base, counted, summarise
 from experiments.lab.rows import Bench
 
 
@@ -47,7 +48,9 @@ def tables_report(summary: Summary) -> tuple[str, str]:
     texts = summary.texts
     sections = {"What is seen": [items(findings(summary))], "What the rows are": [names(row_names(summary))]}
     for dataset, entries in summary.tables.items():
-        sections[summary.title(dataset)] = [entry_table(summary, entries), drawn(summary, dataset, entries)]
+        rows, words = entry_table(summary, entries), summary.samples.get(dataset)
+        parts = [items(words), rows] if words else [rows, drawn(summary, dataset, entries)]
+        sections[summary.title(dataset)] = parts
     for dataset, entries in summary.beside.items():
         said = items(findings_beside(summary, dataset))
         sections[f"{summary.title(dataset)}, beside the table"] = [entry_table(summary, entries), said]
@@ -78,7 +81,7 @@ def cells(summary: Summary, entry: Entry) -> dict[str, str]:
         "ours": entry.written(metric),
         "to our full": beside,
         "paper": "" if entry.paper is None else metric.written(entry.paper),
-        **{name: f"{value:.4g}" for name, value in entry.more.items()},
+        **{f"{split} {other.name}": other.written(fmean(values)) for (split, other), values in entry.more.items()},
         "validation": metric.written(fmean(entry.validation)),
         "seeds": str(len(entry.test)),
         "parameters": f"{entry.total_parameters / 1e6:.2f}M",
@@ -90,21 +93,13 @@ def cells(summary: Summary, entry: Entry) -> dict[str, str]:
 
 
 def drawn(summary: Summary, dataset: str, entries: Sequence[Entry]) -> Part:
-    """A dataset's pictures: the metric against size, and the curves of each format beside the full table's."""
+    """A dataset's pictures: each metric against size, and the curves of each format beside the full table's."""
     metric, stage = summary.metric, summary.bench.task.stage
-    full = summary.entry(dataset, FULL)
-    smaller = [entry for entry in entries if entry.format != FULL]
-    of_format = {
-        format: replace(series, points=[entry for entry in entries if entry.format == format])
-        for format, series in looks(summary.formats).items()
-    }
-    ours = [of_format[format] for format in summary.formats if format != FULL and of_format[format].points]
-    sizes = size_picture(f"{dataset}-ratio", metric, summary.bench.split, of_format[FULL], ours)
-    seen = ranges(summary, smaller, full) if smaller and full else ""
-    figures = [(f"{summary.bench.split.capitalize()} {metric.name} against size", seen, sizes)]
+    figures = [against_size(summary, dataset, entries, one) for one in summary.bench.task.metrics]
     when = "after each epoch" if stage == "epoch" else "while training"
+    of_format = looks(summary.formats)
     everything = curves(entries, of_format)
-    for format in dict.fromkeys(entry.format for entry in smaller):
+    for format in dict.fromkeys(entry.format for entry in entries if entry.format != FULL):
         shown = curves([entry for entry in entries if entry.format in (FULL, format)], of_format)
         curve = curve_picture(f"{dataset}-{format}-curves", metric, stage, shown, everything)
         title = f"Validation {metric.name} {when}: {label(format)}"
@@ -112,11 +107,28 @@ def drawn(summary: Summary, dataset: str, entries: Sequence[Entry]) -> Part:
     return pictures(figures, how_to_read(summary, entries))
 
 
+def against_size(summary: Summary, dataset: str, entries: Sequence[Entry], metric: Metric) -> tuple[str, str, str]:
+    """Title, what is seen, and the picture of one metric; of the one that selects, ids without its name."""
+    split, full = summary.bench.split, summary.entry(dataset, FULL)
+    points = {entry.row: summary.point(entry, metric) for entry in entries}
+    of_format = {
+        format: replace(series, points=[points[entry.row] for entry in entries if entry.format == format])
+        for format, series in looks(summary.formats).items()
+    }
+    ours = [of_format[format] for format in summary.formats if format != FULL and of_format[format].points]
+    name = f"{dataset}-ratio" if metric == summary.metric else f"{dataset}-{metric.name}-ratio"
+    picture = size_picture(name, metric, split, of_format[FULL], ours)
+    smaller = [points[entry.row] for entry in entries if entry.format != FULL]
+    seen = ranges(split, metric, smaller, points[full.row]) if smaller and full else ""
+    return f"{split.capitalize()} {metric.name} against size", seen, picture
+
+
 def curves(entries: Sequence[Entry], of_format: dict[str, Series]) -> list[Series]:
     """What is drawn of rows while they train: a format's colour, a line of its own for each row."""
     drawn, first = [], entries[0].format == FULL
     for place, entry in enumerate(entries):
-        line = "-" if entry.format == FULL else LINES[(place - first) % len(LINES)]
+        own = LINES[(place - first) % len(LINES)]
+        line = own if entry.format != FULL else "-" if entry.row == FULL else ":"
         look = replace(of_format[entry.format], label=entry.row, line=line)
         drawn.append(replace(look, stages=entry.stages, values=entry.mean_curve, stops=entry.early_stops))
     return drawn
@@ -146,23 +158,23 @@ def described(summary: Summary) -> str:
 def findings(summary: Summary) -> list[str]:
     """What the numbers say of the claim that compressed rows reach the full model's level."""
     said = []
-    for dataset, entries in summary.tables.items():
+    for dataset, entries in summary.compared.items():
         full = summary.entry(dataset, FULL)
         smaller = [entry for entry in entries if entry.format != FULL]
         if full is not None and smaller:
             title = summary.title(dataset)
-            said += [f"{title}: {ranges(summary, smaller, full)} {chance(summary, [*smaller, full])}"]
+            seen = ranges(summary.bench.split, summary.metric, smaller, full)
+            said += [f"{title}: {seen} {chance(summary, [*smaller, full])}"]
             said += [f"{title}: {best}" for best in best_of_each_format(summary, smaller, full)]
     return said
 
 
-def ranges(summary: Summary, smaller: Sequence[Entry], full: Entry) -> str:
+def ranges(split: str, metric: Metric, smaller: Sequence[Point], full: Point) -> str:
     """How small the tables are, and how good."""
-    metric = summary.metric
     sizes = span((entry.ratio for entry in smaller), "{:,.0f}".format)
     values = span((entry.mean for entry in smaller), metric.written)
     return (
-        f"tables {sizes} times smaller have a {summary.bench.split} {metric.name} of {values}, the full table has "
+        f"tables {sizes} times smaller have a {split} {metric.name} of {values}, the full table has "
         f"{metric.written(full.mean)}."
     )
 
@@ -221,10 +233,15 @@ def pace(summary: Summary, format: str, entries: Sequence[Entry]) -> str:
 
 def how_to_read(summary: Summary, entries: Sequence[Entry]) -> str:
     """What stands for what in the pictures of a dataset."""
-    better = "higher" if summary.metric.higher else "lower"
+    metrics = summary.bench.task.metrics
     papers = any(entry.paper is not None for entry in entries)
     hollow = "; what is hollow or dotted is the paper's" if papers else ""
-    said = [f"In the first picture further right is smaller and {better} is better{hollow}."]
+    better = ["higher" if metric.higher else "lower" for metric in metrics]
+    told = listed(f"{side} {metric.name}" for side, metric in zip(better, metrics, strict=True))
+    first = f"picture further right is smaller and {better[0]} is better"
+    if len(metrics) > 1:
+        first = f"pictures, one for each metric, further right is smaller, and {told} are better"
+    said = [f"In the first {first}{hollow}."]
     if any(entry.deviation is not None for entry in entries):
         said.append("Bars, and the band around the full table, are deviations over seeds.")
     if any(len(entry.test) > 1 for entry in entries):
@@ -268,7 +285,8 @@ def searched_sentences(summary: Summary) -> list[str]:
 
 def overheads(summary: Summary) -> str:
     """What the laboratory itself costs."""
-    shares = [entry.overhead for entries in summary.tables.values() for entry in entries]
+    measured = summary.compared or summary.tables
+    shares = [entry.overhead for entries in measured.values() for entry in entries]
     return (
         "Everything but forward, backward and the optimiser's step took "
         f"{100 * median(shares):.1f} % of the training time (median over rows; {100 * max(shares):.1f} % in the worst)."

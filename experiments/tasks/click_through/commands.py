@@ -24,6 +24,9 @@ def prepare(
     modulo: Annotated[int | None, typer.Option(min=1, help="hash the numbers, such as 100000")] = None,
     validation: Annotated[float, typer.Option(help="share of the rows, after training's")] = 0.1,
     test: Annotated[float, typer.Option(help="share of the rows, the last ones")] = 0.1,
+    time: Annotated[
+        bool, typer.Option("--time", help="rows end with a time, one field more, and are split by it")
+    ] = False,
     memory: Annotated[str, typer.Option(help="of the engine; what is beyond is spilled to disk")] = "3GB",
     engine: Annotated[str, typer.Option(help="duckdb, or spark for data beyond one machine")] = "duckdb",
 ) -> None:
@@ -40,7 +43,7 @@ def prepare(
         raise ExperimentError(f"{needs} ({error}).") from None
     if engine not in ENGINES:
         raise unknown("--engine", engine, ENGINES)
-    options: dict[str, Any] = {"skips_bad_rows": on_bad_row == "skip", "memory": memory, "engine": engine}
+    options: dict[str, Any] = {"skips_bad_rows": on_bad_row == "skip", "memory": memory, "engine": engine, "time": time}
     written = Preparation(raw, out, bins, least, modulo, (validation, test), **options).run()
     rows = ", ".join(f"{count:,} for {split}" for split, count in written.rows.items())
     typer.echo(f"{out}: {rows}; {len(written.tables)} tables of {sum(written.tables.values()):,} rows in all")
@@ -67,7 +70,7 @@ def generate(
 
 def score(
     checkpoint: Annotated[Path, typer.Option(help="a model, or its folder, that a run with --keep-model left")],
-    data: Annotated[Path, typer.Option(help="the folder that prepare wrote for its run")],
+    data: Annotated[Path, typer.Option(help="the folder that prepare wrote for its run; *.parquet may be gone")],
     batch: Annotated[int, typer.Option(min=1, help="rows that are scored together, at most")] = 4096,
 ) -> None:
     """Score raw rows from standard input, all with a label or all without: the probability of a click, a line each."""

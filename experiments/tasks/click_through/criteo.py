@@ -1,5 +1,7 @@
 """Criteo's raw rows: a label, 13 whole numbers and 26 hexadecimal categories, tabs between; fields may be missing.
 
+Rows may end with one field more, a time. Criteo's own do not: they stand in its order.
+
 What SQL does with all rows at once (``expressions.py``) is done here with one: values as texts, and what is wrong.
 """
 
@@ -15,29 +17,34 @@ FEATURES = NUMBERS + CATEGORIES
 FIELDS = 1 + len(FEATURES)
 BINS = ("squared-log", "none")  # of the numbers
 MISSING = ""  # a value like any other
-_LABEL, _NUMBER, _CATEGORY = "[01]", "-?[0-9]{1,10}", "[0-9a-f]{1,8}"
+TIME = "time"
+_LABEL, _NUMBER, _CATEGORY, _TIME = "[01]", "-?[0-9]{1,10}", "[0-9a-f]{1,8}", "-?[0-9]{1,18}"
 # Of a whole row, and read alike by RE2, Java and Python.
 GOOD_ROW = rf"^{_LABEL}(?:\t(?:{_NUMBER})?){{13}}(?:\t(?:{_CATEGORY})?){{26}}$"
-_GOOD_ROW = re.compile(GOOD_ROW[:-1] + r"\Z")
+GOOD_TIMED_ROW = rf"{GOOD_ROW[:-1]}\t{_TIME}$"
+_GOOD = {timed: re.compile(form[:-1] + r"\Z") for timed, form in ((False, GOOD_ROW), (True, GOOD_TIMED_ROW))}
 
 
-def is_good(row: str) -> bool:
+def is_good(row: str, timed: bool = False) -> bool:
     """Whether it is of the format."""
-    return _GOOD_ROW.match(row) is not None
+    return _GOOD[timed].match(row) is not None
 
 
-def problem(row: str) -> str:
+def problem(row: str, timed: bool = False) -> str:
     """What is wrong with a row, or nothing."""
-    if is_good(row):
+    if is_good(row, timed):
         return ""
     fields = row.split("\t")
-    if len(fields) != FIELDS:
+    if len(fields) != FIELDS + timed:
         others = {sign: row.count(sign) for sign in ",;| " if row.count(sign) >= FIELDS - 1}
         hint = f" It has {max(others.values())} of {max(others, key=others.__getitem__)!r}: put tabs." if others else ""
-        return f"{len(fields)} fields; {FIELDS} are needed, tabs between: a label, 13 numbers, 26 categories.{hint}"
+        form = f"a label, 13 numbers, 26 categories{', a time' if timed else ''}"
+        return f"{len(fields)} fields; {FIELDS + timed} are needed, tabs between: {form}.{hint}"
     if fields[0] not in ("0", "1"):
         return f"the label is {_shown(fields[0])}; it must be 0 or 1."
-    for name, field in zip(FEATURES, fields[1:], strict=True):
+    if timed and not re.fullmatch(_TIME, fields[-1]):
+        return f"the time is {_shown(fields[-1])}; a whole number of at most 18 digits, such as seconds, is needed."
+    for name, field in zip(FEATURES, fields[1:FIELDS], strict=True):
         form, needed = (_NUMBER, "a whole number of at most 10 digits")
         if name in CATEGORIES:
             form, needed = (_CATEGORY, "1 to 8 hexadecimal digits in lower case")

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import unquote
 
 import ibis
 import pyarrow.parquet as pq
 
 from experiments.lab.errors import ExperimentError
+from experiments.tasks.click_through import expressions
+from experiments.tasks.click_through.criteo import TIME
 from experiments.tasks.click_through.prepared import SPLITS
 
 _NO_DELIMITER = "\x01\x02\x03\x04"  # a line is one column
@@ -22,10 +25,15 @@ def split_sizes(count: int, shares: Shares, told: str, advice: str) -> dict[str,
     """Of rows, or of files, in order; none may be empty."""
     validation, test = (round(share * count) for share in shares)
     sizes = dict(zip(SPLITS, (count - validation - test, validation, test), strict=True))
+    refuse_empty(sizes, shares, told, advice)
+    return sizes
+
+
+def refuse_empty(sizes: Mapping[str, int], shares: Shares, told: str, advice: str) -> None:
+    """With what was asked for, and for which splits there is nothing."""
     if empty := [split for split, size in sizes.items() if not size]:
         wanted = f"--validation {shares[0]} and --test {shares[1]}: none are left for {' and '.join(empty)}"
         raise ExperimentError(f"{told} are too few for {wanted}; give {advice}.")
-    return sizes
 
 
 def numbered_name(name: str) -> tuple[list[str | int], str]:
@@ -54,12 +62,43 @@ class Engine(ABC):
         """The rows of each split, with a ``place`` to be ordered by."""
 
     @abstractmethod
+    def in_time(self, rows: Any) -> Any:
+        """Rows with a ``place`` by their time."""
+
+    def splits_by_time(self, rows: Any, shares: Shares) -> dict[str, Any]:
+        """Rows of one time stay together, in the earlier split, so that engines agree in whatever order they read."""
+        count = int(rows.count().execute())
+        sizes = split_sizes(count, shares, f"{count} rows", "more of them, or other shares")
+        of_time = self.table("moments", expressions.moments(rows))
+        times = int(of_time.count().execute())
+
+        def first_after(size: int) -> int | None:
+            later = of_time.filter(of_time.before >= size)
+            return int(later[TIME].min().execute()) if int(later.count().execute()) else None
+
+        validation, test = first_after(sizes["train"]), first_after(sizes["train"] + sizes["validation"])
+        if validation is None or test is None or validation == test:
+            kept = {"validation": validation not in (None, test), "test": test is not None}
+            refuse_empty(kept, shares, f"{times} different times", "rows of more times, or other shares")
+        placed = self.in_time(rows)
+        time = placed[TIME]
+        return {
+            "train": placed.filter(time < validation),
+            "validation": placed.filter(time >= validation, time < test),
+            "test": placed.filter(time >= test),
+        }
+
+    @abstractmethod
     def write(self, expression: Any, path: Path, row_group: int) -> None:
         """A Parquet file."""
 
     def share(self) -> float:
         """Of what is computed now, in percent; negative where it is not known."""
         return -1.0
+
+    def unread(self, error: Exception) -> Path | None:
+        """The file that could not be read, where an error names it and says no more."""
+        return None
 
     def close(self) -> None:
         self.connection.disconnect()
@@ -107,6 +146,9 @@ class DuckDB(Engine):
             start += size
         return parts
 
+    def in_time(self, rows: Any) -> Any:
+        return rows.mutate(place=ibis.struct({TIME: rows[TIME], "line": rows.rowid()}))
+
     def write(self, expression: Any, path: Path, row_group: int) -> None:
         self.connection.to_parquet(expression, path, ROW_GROUP_SIZE=row_group)
 
@@ -121,12 +163,13 @@ class Spark(Engine):
 
     def __init__(self, folder: Path, memory: str) -> None:
         try:
+            from py4j.protocol import Py4JError
             from pyspark import SparkConf
             from pyspark.errors import PySparkException
             from pyspark.sql import SparkSession
         except ImportError:
             raise ExperimentError("--engine spark needs pip install '.[spark]', and a Java runtime.") from None
-        self.folder, self.errors = folder, (PySparkException,)
+        self.folder, self.errors = folder, (PySparkException, Py4JError)  # the latter of what Java cannot read
         settings = SparkConf().setIfMissing("spark.master", "local[*]").setIfMissing("spark.ui.enabled", "false")
         settings.setIfMissing("spark.driver.memory", memory.lower().removesuffix("b"))
         try:
@@ -150,13 +193,18 @@ class Spark(Engine):
 
     def splits(self, rows: Any, shares: Shares) -> dict[str, Any]:
         files = sorted(rows.filename.name("file").as_table().distinct().file.execute(), key=numbered_name)
-        advice = "more of them, such as one a day, or --engine duckdb, which splits by lines"
+        advice = (
+            "more of them, such as one a day, or rows with a time, --time, or --engine duckdb, which splits by lines"
+        )
         sizes = split_sizes(len(files), shares, f"Spark splits by files, and {len(files)}", advice)
         placed, start, parts = rows.mutate(place=rows.filename), 0, {}
         for split, count in sizes.items():
             parts[split] = placed.filter(placed.place.isin(files[start : start + count]))
             start += count
         return parts
+
+    def in_time(self, rows: Any) -> Any:
+        return rows.mutate(place=rows[TIME])
 
     def write(self, expression: Any, path: Path, row_group: int) -> None:
         """Spark writes a folder of files; its rows become one file, a block at a time."""
@@ -167,6 +215,10 @@ class Spark(Engine):
             for part in parts:
                 for block in part.iter_batches(row_group):
                     writer.write_batch(block, row_group)
+
+    def unread(self, error: Exception) -> Path | None:
+        named = re.search(r"error while reading file (?:file://)?(/\S+)\.\s", str(error))
+        return Path(unquote(named[1])) if named else None
 
     def close(self) -> None:
         self.session.catalog.clearCache()  # whoever started Spark ends it

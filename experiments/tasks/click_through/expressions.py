@@ -7,22 +7,38 @@ from typing import Any
 
 import ibis
 
-from experiments.tasks.click_through.criteo import FEATURES, GOOD_ROW, MISSING, NUMBERS
+from experiments.tasks.click_through.criteo import (
+    FEATURES,
+    FIELDS,
+    GOOD_ROW,
+    GOOD_TIMED_ROW,
+    MISSING,
+    NUMBERS,
+    TIME,
+)
 from experiments.tasks.click_through.prepared import UNSEEN
 from experiments.tasks.click_through.rows import LABEL
 
 
-def is_good(lines: Any) -> Any:
+def is_good(lines: Any, timed: bool = False) -> Any:
     """Of a table of lines; an empty line may be null."""
-    return lines.line.re_search(GOOD_ROW).fill_null(False)
+    return lines.line.re_search(GOOD_TIMED_ROW if timed else GOOD_ROW).fill_null(False)
 
 
-def parsed(lines: Any, bins: str, kept: Sequence[str] = ()) -> Any:
+def parsed(lines: Any, bins: str, kept: Sequence[str] = (), timed: bool = False) -> Any:
     """Good lines as a label and 39 values, all of them texts, a missing one too; columns beside them are kept."""
-    parts = lines.filter(is_good(lines)).select(*kept, parts=ibis._.line.split("\t"))
+    parts = lines.filter(is_good(lines, timed)).select(*kept, parts=ibis._.line.split("\t"))
     fields = {name: parts.parts[place] for place, name in enumerate(FEATURES, 1)}
     columns = {name: in_bins(field, bins) if name in NUMBERS else field for name, field in fields.items()}
-    return parts.select(*kept, parts.parts[0].cast("int8").name(LABEL), **columns)
+    times = {TIME: parts.parts[FIELDS].cast("int64")} if timed else {}
+    return parts.select(*kept, parts.parts[0].cast("int8").name(LABEL), **columns, **times)
+
+
+def moments(rows: Any) -> Any:
+    """Every time there is, and how many rows come ``before`` it."""
+    counts = rows.group_by(TIME).agg(rows=ibis._.count())
+    so_far = counts.rows.sum().over(ibis.cumulative_window(order_by=counts[TIME]))
+    return counts.select(TIME, before=so_far - counts.rows)
 
 
 def in_bins(field: Any, bins: str) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 import zlib
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,6 +45,7 @@ class Preparation:
     skips_bad_rows: bool = False
     memory: str = "3GB"
     engine: str = "duckdb"
+    time: bool = False  # rows end with one, by which they are split
     row_group: int = 65_536
     console: Console = field(default_factory=lambda: Console(stderr=True))
 
@@ -50,6 +53,7 @@ class Preparation:
         if not (min(self.shares) > 0 and sum(self.shares) < 1):  # nan is refused, too
             told = f"--validation {self.shares[0]} and --test {self.shares[1]}"
             raise ExperimentError(f"{told}: shares above 0, and below 1 in all, are needed.")
+        refuse_address(str(self.out))
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise ExperimentError(f"{self.out} is there already; give another folder, or remove it first.")
 
@@ -81,7 +85,8 @@ class Preparation:
             with shown_steps(engine, self.console, steps=1 + 2 * len(FEATURES) + len(SPLITS)) as step:
                 step("reading rows")
                 rows = self.parsed_rows(engine, files, folder)
-                splits, maps = engine.splits(rows, self.shares), {}
+                splits = (engine.splits_by_time if self.time else engine.splits)(rows, self.shares)
+                maps = {}
                 for feature in FEATURES:
                     step(f"numbering {feature}")
                     numbers = expressions.numbered(splits["train"], feature, self.least, self.modulo)
@@ -95,8 +100,11 @@ class Preparation:
                     engine.write(ordered, parquet_file(folder, split), self.row_group)
             sizes = {feature: int(numbers.code.max().execute() or 0) + 1 for feature, numbers in maps.items()}
             counts = {split: int(part.count().execute()) for split, part in splits.items()}
-            write_about(folder, sizes, counts, {"bins": self.bins, "least": self.least, "modulo": self.modulo})
+            options = {"bins": self.bins, "least": self.least, "modulo": self.modulo, "time": self.time}
+            write_about(folder, sizes, counts, options)
         except engine.errors as error:
+            if (file := engine.unread(error)) is not None and file.exists():
+                deque(text_lines(file), maxlen=0)  # which says what is wrong with it
             raise ExperimentError(f"{self.raw}: {reason(error)}.") from None
         finally:
             engine.close()
@@ -105,28 +113,29 @@ class Preparation:
         """A table of all good rows in the order of their lines."""
         for file in files:
             first = first_line(file)
-            if not self.skips_bad_rows and (wrong := problem(first)):
+            if not self.skips_bad_rows and (wrong := problem(first, self.time)):
                 raise ExperimentError(f"{file}, line 1: {wrong} {_ADVICE}")
         lines = engine.lines(files)
-        rows = engine.table("rows", expressions.parsed(lines, self.bins, engine.kept))
+        rows = engine.table("rows", expressions.parsed(lines, self.bins, engine.kept, self.time))
         good = int(rows.count().execute())
         if int(lines.count().execute()) != good:
             self.tell_bad_rows(lines, folder)
         if not good:
-            raise ExperimentError(f"{self.raw}: no row is good. {files[0]}, line 1: {problem(first_line(files[0]))}")
+            wrong = problem(first_line(files[0]), self.time)
+            raise ExperimentError(f"{self.raw}: no row is good. {files[0]}, line 1: {wrong}")
         return rows
 
     def tell_bad_rows(self, lines: Any, folder: Path) -> None:
         """Refuse them, or count and name them; only files that have some are read again."""
-        bad = lines.filter(~expressions.is_good(lines)).select("filename").distinct()
+        bad = lines.filter(~expressions.is_good(lines, self.time)).select("filename").distinct()
         count = 0
         with (folder / BAD_ROWS).open("w") as report:
             names = (name.removeprefix("file://") for name in bad.filename.execute())
             for file in sorted(names, key=numbered_name):
                 for number, line in enumerate(text_lines(Path(file)), 1):
-                    if is_good(line):
+                    if is_good(line, self.time):
                         continue
-                    told = f"{file}, line {number}: {problem(line)}"
+                    told = f"{file}, line {number}: {problem(line, self.time)}"
                     if not self.skips_bad_rows:
                         raise ExperimentError(f"{told} {_ADVICE}")
                     report.write(told + "\n")
@@ -141,10 +150,18 @@ _ADVICE = "--on-bad-row skip leaves such rows out."
 
 def raw_files(pattern: str) -> list[Path]:
     """Those of a glob, in the order of their names and of the numbers in them."""
+    refuse_address(pattern)
     files = [Path(name) for name in sorted(glob(pattern), key=numbered_name) if Path(name).is_file()]
     if not files:
         raise ExperimentError(f"{pattern}: there is no such file; a file or a glob in quotes is needed.")
     return files
+
+
+def refuse_address(given: str) -> None:
+    """Of a storage such as s3:// or hdfs://, which a path would take for a folder of that name."""
+    if re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", given):
+        told = "prepare reads and writes files of folders, with Spark those that all its machines see at the same path"
+        raise ExperimentError(f"{given} is an address, not a path: {told}. Mount the storage and give its path.")
 
 
 def text_lines(path: Path) -> Iterator[str]:

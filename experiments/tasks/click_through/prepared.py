@@ -15,6 +15,7 @@ from experiments.lab.files import text_of, write_whole
 from experiments.tasks.click_through.model import ClickThroughSettings
 from experiments.tasks.click_through.rows import LABEL, Streamed
 
+DATASETS = ("criteo", "criteo-sample")  # of raw rows
 SPLITS = ("train", "validation", "test")
 UNSEEN = 0  # the row of values that training has not, or too rarely
 ABOUT = "prepared.json"
@@ -59,18 +60,24 @@ class Prepared:
     maps: int  # their checksum
 
     @classmethod
-    def open(cls, folder: Path) -> Prepared:
+    def described(cls, folder: Path) -> Prepared:
+        """By what the folder tells of itself: rows are not looked at, since maps are of use without them."""
         path = folder / ABOUT
         if not path.exists():
             raise ExperimentError(f"{folder} was not prepared: there is no {path}. {_ADVICE}")
         try:
             told = json.loads(text_of(path))
             rows = {split: int(told["rows"][split]) for split in SPLITS}
-            prepared = cls(folder, told["sizes"], rows, told["options"], told["maps"])
+            return cls(folder, told["sizes"], rows, told["options"], told["maps"])
         except (ValueError, KeyError, TypeError) as error:
             raise ExperimentError(f"{path} is damaged: {error!r}. {_ADVICE}") from None
+
+    @classmethod
+    def open(cls, folder: Path) -> Prepared:
+        """With all of its rows."""
+        prepared = cls.described(folder)
         for split in SPLITS:
-            in_file, written = prepared.file(split).metadata.num_rows, rows[split]
+            in_file, written = prepared.file(split).metadata.num_rows, prepared.rows[split]
             if in_file != written:
                 told = f"{parquet_file(folder, split)} has {in_file:,} rows, and {written:,} were written."
                 raise ExperimentError(f"{told} {_ADVICE}")

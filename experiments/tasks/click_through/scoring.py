@@ -14,7 +14,7 @@ from experiments.lab.checkpoints import fill, trained
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.click_through.criteo import FEATURES, FIELDS, NUMBERS, number_in_bins, problem
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings
-from experiments.tasks.click_through.prepared import UNSEEN, Prepared, checksum, map_files
+from experiments.tasks.click_through.prepared import DATASETS, UNSEEN, Prepared, checksum, map_files
 
 _LATELY = 10_000  # fields of a feature that are kept at hand
 _BLOCK = 1 << 20  # bytes that are read at a time, or as many as there are
@@ -26,9 +26,9 @@ class Scorer:
 
     def __init__(self, checkpoint: Path, data: Path) -> None:
         settings, tensors = trained(checkpoint, "click_through", ClickThroughSettings)
-        if settings.dataset != "criteo":
+        if settings.dataset not in DATASETS:
             raise ExperimentError(f"{checkpoint} was trained on {settings.dataset}; raw rows of criteo are scored.")
-        prepared = Prepared.open(data)
+        prepared = Prepared.described(data)
         if int(tensors["maps"]) != prepared.maps:
             told = f"{data} has the maps of another data set than {checkpoint} was trained with"
             raise ExperimentError(f"{told}; give the --data of its run.")

@@ -22,7 +22,7 @@ from experiments.tasks.click_through.model import ClickModel, ClickThroughSettin
 if TYPE_CHECKING:
     from experiments.lab.training import Training
 
-DATASETS = ("book-crossing", "criteo", "criteo-coded", "synthetic")
+DATASETS = ("book-crossing", "criteo", "criteo-sample", "criteo-coded", "synthetic")
 
 
 class ClickThrough(Task):
@@ -50,7 +50,10 @@ class ClickThrough(Task):
             return synthetic.Synthetic.of_size(settings.values)
         if settings.dataset == "criteo-coded":
             return coded.load(folder)
-        return prepared.Prepared.open(folder) if settings.dataset == "criteo" else books.load(folder, settings.least)
+        if settings.dataset in prepared.DATASETS:
+            # A sample lies beside the other small sets, so that one --data serves a sweep of them.
+            return prepared.Prepared.open(folder if settings.dataset == "criteo" else folder / settings.dataset)
+        return books.load(folder, settings.least)
 
     def model(self, settings: ClickThroughSettings, data: Any) -> nn.Module:
         try:
