@@ -93,7 +93,8 @@ class EmbeddingBagCollection(nn.Module):
     Shape:
         - input: ``(B, F)``, int32 or int64, one id a table, columns in the order of ``names``; or by name what each
           layer takes: ids ``(B, L)``, ``(ids, offsets)`` or ``(ids, offsets, per_sample_weights)``, every table ``B``
-          bags; or TorchRec's ``KeyedJaggedTensor``, whose keys that no table has are left alone
+          bags; or TorchRec's ``KeyedJaggedTensor``, whose keys that no table has are left alone, and whose weights, if
+          there are any, weigh its ids as in a collection of TorchRec with ``is_weighted=True``
         - output: :class:`Pooled`, values ``(B, embedding_dim)`` and their split by name; for a ``KeyedJaggedTensor``
           :class:`KeyedPooled`, which has the methods of a ``KeyedTensor``
 
