@@ -3,6 +3,7 @@
 import math
 import os
 
+import numpy as np
 import pytest
 import small_files as tiny
 import torch
@@ -25,7 +26,14 @@ from experiments.lab.training import train
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings, format_of
 from experiments.tasks.click_through.prepare import Preparation
 from experiments.tasks.click_through.prepared import Prepared, map_files, parquet_file
-from experiments.tasks.click_through.scoring import Scorer, blocks_of_lines, checked_row, has_label
+from experiments.tasks.click_through.scoring import (
+    Scorer,
+    blocks_of_lines,
+    checked_row,
+    found_code,
+    found_codes,
+    has_label,
+)
 from experiments.tasks.click_through.task import area_under_curve
 
 TASK = find("click_through")
@@ -259,6 +267,13 @@ def test_values_have_the_numbers_of_their_maps_and_others_that_of_unseen_ones(cr
     fields = rows[0].split("\t")
     strange = "\t".join(["0", "1234567890", *fields[2:14], "0", fields[14][:4], "fffffffe", *fields[17:]])
     assert [scorer.ids([strange])[0, k] for k in (0, 13, 14, 15)] == [0, 0, 0, 0]
+
+
+def test_one_value_is_found_where_many_are():
+    known, codes = np.array([b"", b"05db9164", b"68fd1e64", b"9"]), np.array([1, 4, 2, 3], dtype=np.int32)
+    given = {"": 1, "05db9164": 4, "68fd1e64": 2, "9": 3, "05db916": 0, "05db91640": 0, "0": 0, "a": 0}
+    assert {value: found_code(known, codes, value) for value in given} == given
+    assert found_codes(known, codes, list(given)).tolist() == list(given.values())
 
 
 def test_scoring_needs_the_maps_and_no_rows(criteo, kept_model, tmp_path):
