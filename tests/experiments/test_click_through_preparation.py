@@ -217,6 +217,7 @@ def test_bad_rows_are_skipped_counted_and_named(tmp_path, capfd):
         (gzip.compress("\n".join(ROWS).encode())[:-900], "cut short|Unexpected end of GZIP"),
         (b"a,b\nc,d\n", "no row is good.*line 1: 1 fields"),
     ],
+    ids=["empty", "empty gzip", "cut gzip", "commas"],  # gzip writes the time, which would be in a name
 )
 def test_files_without_rows_are_refused(tmp_path, content, told):
     path = tmp_path / ("rows.txt.gz" if content[:1] == b"\x1f" else "rows.txt")
