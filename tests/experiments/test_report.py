@@ -91,6 +91,20 @@ def test_the_best_row_is_chosen_on_validation_not_on_test():
     )
 
 
+def test_rows_of_about_one_size_are_put_in_order(monkeypatch):
+    monkeypatch.setitem(TASK.texts, "sizes", [10, 90])
+    larger = {**record("sst5", "LR3", 0, 0.48), "ratio": 50.0}
+    orders = [
+        sentence
+        for sentence in findings(summarise([*RUNS, record("sst5", "TR1", 0, 0.43), larger]))
+        if "about" in sentence
+    ]
+    assert orders == [
+        "SST-5: about 90 times smaller, TT2 has the best test accuracy, 0.450, before TR1 (2.0 points below it) and "
+        "TT1 (4.0 points below it)."
+    ]
+
+
 def test_the_names_of_rows_are_explained_where_they_are_first_seen():
     summary = summarise([*RUNS, record("sst5", "LR3", 0, 0.4)])
     names = dict(row_names(summary))

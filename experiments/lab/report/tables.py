@@ -19,6 +19,8 @@ from experiments.lab.report.plots import LINES, Series, curve_picture, looks, si
 from experiments.lab.report.summary import Entry, Point, Summary, base, counted, summarise
 from experiments.lab.rows import Bench
 
+_ABOUT = 1.25  # times more or less: ratios of a format come in steps
+
 
 def reports(bench: Bench) -> Iterator[str]:
     """Write what there is to tell of a task, its rows and its league; a sentence on each."""
@@ -166,6 +168,7 @@ def findings(summary: Summary) -> list[str]:
             seen = ranges(summary.bench.split, summary.metric, smaller, full)
             said += [f"{title}: {seen} {chance(summary, [*smaller, full])}"]
             said += [f"{title}: {best}" for best in best_of_each_format(summary, smaller, full)]
+            said += [f"{title}: {order}" for order in order_at_each_size(summary, smaller)]
     return said
 
 
@@ -203,6 +206,21 @@ def best_of_each_format(summary: Summary, smaller: Sequence[Entry], full: Entry)
                 f"its {summary.bench.split} {metric.name} is {metric.written(best.mean)}, "
                 f"{metric.told(best.mean, full.mean)} the full table's "
                 f"({counted(len(best.test), 'seed')}, full {len(full.test)})."
+            )
+    return said
+
+
+def order_at_each_size(summary: Summary, smaller: Sequence[Entry]) -> list[str]:
+    """Rows of about one of the sizes that a task asks for, the best first, each beside it."""
+    said, metric = [], summary.metric
+    for size in summary.texts.get("sizes", ()):
+        rows = [entry for entry in smaller if size / _ABOUT <= entry.ratio <= size * _ABOUT]
+        if len(rows) > 1:
+            first, *others = sorted(rows, key=lambda entry: entry.mean, reverse=metric.higher)
+            behind = listed(f"{entry.row} ({metric.told(entry.mean, first.mean)} it)" for entry in others)
+            said.append(
+                f"about {size:,} times smaller, {first.row} has the best {summary.bench.split} {metric.name}, "
+                f"{metric.written(first.mean)}, before {behind}."
             )
     return said
 
