@@ -96,6 +96,7 @@ def test_extras_bring_what_is_imported(extras, places):
         "torchtt",
         "pytorch-optimizer",
         "pyspark",
+        "py4j",
         "triton",
         "torchrec",
         "tt_embeddings_ops",
