@@ -277,7 +277,7 @@ def row_names(summary: Summary) -> list[tuple[str, str]]:
         mine = [entry for entry in rows.values() if entry.format == format]
         if mine:
             ranks = listed(dict.fromkeys(entry.rank for entry in mine))
-            cores = listed(str(entry.cores) for entry in mine)
+            cores = listed(dict.fromkeys(str(entry.cores) for entry in mine))
             told = summary.texts.get("meanings", {}).get(format, f"{label(format)}, rank {{ranks}}.")
             explained.append((", ".join(entry.row for entry in mine), told.format(ranks=ranks, cores=cores)))
     return explained
