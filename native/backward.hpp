@@ -62,29 +62,56 @@ void Table<T, S>::sum_children(int k, int prefix, T* to, bool add) const {
 // Through the last core: gradients of its slices and of one left product.
 template <class T, class S>
 void Table<T, S>::children_back(int prefix, const T* left, T* left_grad, T* last_grad, const Scratch& room) const {
-  const Int height = sizes_[last_level_].height, depth = sizes_[last_level_].depth, width = sizes_[last_level_].width;
-  const Int size = sizes_[last_level_].slice;
+  const Int height = sizes_[last_level_].height, width = sizes_[last_level_].width, depth = closing_depth_;
   const std::vector<int>& child = level(last_level_ - 1).child;
+  T* to = joint_ == 1 ? left_grad : room.turned_grad;
+  left = turned(left, room.turned);
+  if (neighbours_ && !q_.scale_grad) {
+    neighbours_back(left, child[prefix], child[prefix + 1], to, last_grad, room);
+    return turn_back(to, left_grad);
+  }
   for (int c = child[prefix]; c < child[prefix + 1]; ++c) {
     const T* grad = row_gradient(slab_->begin + c, room.row);
-    const Int at = level(last_level_).digit[c] * size;
+    const Int at = level(last_level_).digit[c] * sizes_[last_level_].slice;
     if (q_.scale_grad) {
       make_row(left, c, room.row + cols_, room.packed);
       scale_gradients(slab_->begin + c, room.row + cols_);
     }
     const bool more = c > child[prefix];
-    if (joint_ == 1 && depth % widest<T> == 0 && (width == 2 || width == 4)) {
+    if (depth % widest<T> == 0 && (width == 2 || width == 4)) {
       const auto back = width == 2 ? both_sides<T, 2> : both_sides<T, 4>;
-      back(height, depth, grad, left, packed_t_.get() + at, left_grad, more, last_grad + at);
+      back(height, depth, grad, left, packed_t_.get() + at, to, more, last_grad + at);
       continue;
     }
-    for (Int a = 0; a < joint_; ++a) {
-      const Int part = a * height * depth, where = at + a * width * depth;
-      multiply<T>(height, depth, width, {grad, width, 1}, packed_t_.get() + where, depth, left_grad + part, depth,
-                  more, room.packed);
-      multiply<T>(width, depth, height, {grad, 1, width}, left + part, depth, last_grad + where, depth, true,
-                  room.packed);
-    }
+    multiply<T>(height, depth, width, {grad, width, 1}, packed_t_.get() + at, depth, to, depth, more, room.packed);
+    multiply<T>(width, depth, height, {grad, 1, width}, left, depth, last_grad + at, depth, true, room.packed);
+  }
+  turn_back(to, left_grad);
+}
+
+// The same for all rows of a prefix at once.
+template <class T, class S>
+void Table<T, S>::neighbours_back(const T* turned, int begin, int end, T* grad, T* last_grad,
+                                  const Scratch& room) const {
+  const Int height = sizes_[last_level_].height, width = sizes_[last_level_].width, columns = (end - begin) * width;
+  const Int depth = closing_depth_, at = level(last_level_).digit[begin] * sizes_[last_level_].slice;
+  for (int c = begin; c < end; ++c) {
+    const T* from = row_gradient(slab_->begin + c, room.row);
+    T* to = room.neighbours + (c - begin) * width;
+    for (Int i = 0; i < height; ++i) copy_few(width, from + i * width, to + i * columns);
+  }
+  const T* rows = room.neighbours;
+  multiply<T>(height, depth, columns, {rows, columns, 1}, packed_t_.get() + at, depth, grad, depth, false, room.packed);
+  multiply<T>(columns, depth, height, {rows, 1, columns}, turned, depth, last_grad + at, depth, true, room.packed);
+}
+
+// The gradient of a ring's left product in the order that the product has.
+template <class T, class S>
+void Table<T, S>::turn_back(const T* grad, T* left_grad) const {
+  if (joint_ == 1) return;
+  const Int height = sizes_[last_level_].height, depth = sizes_[last_level_].depth;
+  for (Int a = 0; a < joint_; ++a) {
+    for (Int i = 0; i < height; ++i, left_grad += depth) copy_few(depth, grad + i * closing_depth_ + a * depth, left_grad);
   }
 }
 
@@ -244,7 +271,7 @@ void Table<T, S>::settle_last(int share) {
       for (Int j = 0; j < width; ++j) {
         for (Int a = 0; a < joint; ++a) {
           const Int i = (k * width + j) * joint + a;
-          const T x = sum[(a * width + j) * depth + k];
+          const T x = sum[j * closing_depth_ + a * depth + k];
           to[i] = add_ ? to[i] + x : x;
         }
       }

@@ -51,12 +51,26 @@ void Table<T, S>::finish(int share) {
 template <class T, class S>
 void Table<T, S>::make_children(int prefix, const T* left, const Scratch& room) const {
   const std::vector<int>& child = level(last_level_ - 1).child;
-  for (int c = child[prefix]; c < child[prefix + 1]; ++c) {
-    if (c + 1 < child[prefix + 1]) expect(c + 1);
+  const int begin = child[prefix], end = child[prefix + 1];
+  left = turned(left, room.turned);
+  if (neighbours_) return make_neighbours(left, begin, end, room);
+  for (int c = begin; c < end; ++c) {
+    if (c + 1 < end) expect(c + 1);
     T* to = place(slab_->begin + c, room.row);
     make_row(left, c, to, room.packed);
     hand_on(slab_->begin + c, to);
   }
+}
+
+// A ring's left product (joint, height, depth) as (height, joint * depth), so that a row is one product, as a train's.
+template <class T, class S>
+const T* Table<T, S>::turned(const T* left, T* room) const {
+  if (joint_ == 1) return left;
+  const Int height = sizes_[last_level_].height, depth = sizes_[last_level_].depth;
+  for (Int a = 0; a < joint_; ++a) {
+    for (Int i = 0; i < height; ++i, left += depth) copy_few(depth, left, room + i * closing_depth_ + a * depth);
+  }
+  return room;
 }
 
 // Memory that a row will be written to is fetched while the one before it is computed.
@@ -69,14 +83,25 @@ void Table<T, S>::expect(int child) const {
   for (Int b = 0; b < cols_ * Int(sizeof(S)); b += 64) __builtin_prefetch(at + b, 1);
 }
 
-// A row from its left product: one product, or for a ring one for each value of the joint.
 template <class T, class S>
-void Table<T, S>::make_row(const T* left, int child, T* to, T* packed) const {
-  const Int height = sizes_[last_level_].height, depth = sizes_[last_level_].depth, width = sizes_[last_level_].width;
+void Table<T, S>::make_row(const T* turned, int child, T* to, T* packed) const {
+  const Int height = sizes_[last_level_].height, width = sizes_[last_level_].width;
   const T* right = last_ + level(last_level_).digit[child] * sizes_[last_level_].slice;
-  for (Int a = 0; a < joint_; ++a) {
-    multiply<T>(height, width, depth, {left + a * height * depth, depth, 1}, right + a * depth * width, width, to,
-                width, a > 0, packed);
+  multiply<T>(height, width, closing_depth_, {turned, closing_depth_, 1}, right, width, to, width, false, packed);
+}
+
+// All rows of a prefix as one product: one alone is a few columns wide, and leaves most of a register empty.
+template <class T, class S>
+void Table<T, S>::make_neighbours(const T* turned, int begin, int end, const Scratch& room) const {
+  const Int height = sizes_[last_level_].height, width = sizes_[last_level_].width, columns = (end - begin) * width;
+  const T* right = matrix_.get() + level(last_level_).digit[begin] * width;
+  multiply<T>(height, columns, closing_depth_, {turned, closing_depth_, 1}, right, closing_width_, room.neighbours,
+              columns, false, room.packed);
+  for (int c = begin; c < end; ++c) {
+    T* to = place(slab_->begin + c, room.row);
+    const T* from = room.neighbours + (c - begin) * width;
+    for (Int i = 0; i < height; ++i) copy_few(width, from + i * columns, to + i * width);
+    hand_on(slab_->begin + c, to);
   }
 }
 

@@ -157,6 +157,7 @@ TB_INLINE void copy_few(std::int64_t n, const T* from, S* to) {
   if constexpr (sizeof(S) == sizeof(T)) {
     constexpr int W = widest<T>;
     for (; n >= W; n -= W, from += W, to += W) store(to, load<Vector<T, W>>(from));
+    for (; n >= 4; n -= 4, from += 4, to += 4) store(to, load<Vector<T, 4>>(from));
   }
   for (std::int64_t i = 0; i < n; ++i) to[i] = written<S>(from[i]);
 }

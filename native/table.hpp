@@ -16,6 +16,7 @@ namespace tb::TB_ISA {
 // more that the slice, and its gradient, are gone through less often.
 inline constexpr Int forward_bytes = 256 * 1024;
 inline constexpr Int backward_bytes = 1024 * 1024;
+inline constexpr int several = 4;               // rows of a prefix from which one product of all of them pays
 inline constexpr Int copy_cost = 12;            // what handing on a number costs, in multiply-adds
 
 // Memory of a thread that stays between calls.
@@ -53,7 +54,9 @@ class Table {
       : q_(lookup), chain_(*lookup.chain), plan_(*lookup.plan), shares_(shares), last_level_(chain_.last()),
         fused_(by_parent(chain_, sizeof(T))), final_(fused_ ? last_level_ - 1 : last_level_), cols_(chain_.cols()),
         lefts_(chain_.order()), left_(chain_.order()), grads_(chain_.order()), heads_(chain_.order()),
-        cuts_(chain_.order(), std::vector<int>(shares + 1)), joint_(chain_.joint()) {
+        cuts_(chain_.order(), std::vector<int>(shares + 1)), joint_(chain_.joint()),
+        closing_depth_(joint_ * chain_.depth(last_level_)),
+        closing_width_(chain_.row_factors[last_level_] * chain_.width(last_level_)) {
     for (int k = 0; k < chain_.order(); ++k) {
       sizes_.push_back({chain_.height(k), chain_.depth(k), chain_.width(k), chain_.slice_size(k), chain_.left_size(k)});
     }
@@ -91,7 +94,7 @@ class Table {
   int block_height(int k) const;
 
   struct Scratch {
-    T *left, *slice, *made, *grad, *row, *packed;
+    T *left, *slice, *made, *grad, *row, *packed, *turned, *turned_grad, *neighbours;
   };
   Scratch scratch(int k) const;
 
@@ -104,7 +107,10 @@ class Table {
 
   T* place(int row, T* room) const;
   void hand_on(int row, const T* numbers) const;
-  void make_row(const T* left, int child, T* to, T* packed) const;
+  const T* turned(const T* left, T* room) const;
+  void turn_back(const T* grad, T* left_grad) const;
+  void make_row(const T* turned, int child, T* to, T* packed) const;
+  void make_neighbours(const T* turned, int begin, int end, const Scratch& room) const;
   void expect(int child) const;
   void make_children(int prefix, const T* left, const Scratch& room) const;
 
@@ -114,6 +120,7 @@ class Table {
   void scale_gradients(int row, const T* numbers) const;
   void sum_children(int k, int prefix, T* to, bool add) const;
   void children_back(int prefix, const T* left, T* left_grad, T* last_grad, const Scratch& room) const;
+  void neighbours_back(const T* turned, int begin, int end, T* grad, T* last_grad, const Scratch& room) const;
   void slice_back(int k, int begin, int end, int share, const Scratch& room, const T* right, const T* grad);
   T* last_grad(int share);
   void settle_first(int share);
@@ -140,13 +147,17 @@ class Table {
   std::vector<T*> left_;                     // the same, or the tape's
   std::vector<std::unique_ptr<T[]>> grads_;  // by level, in slots: of the left products that the level extends
   std::vector<std::vector<std::unique_ptr<T[]>>> heads_;  // by level and share: of a slice that another one began
-  std::vector<std::unique_ptr<T[]>> last_grads_;          // by share: of the last core, as (joint, width, depth)
+  std::vector<std::unique_ptr<T[]>> last_grads_;          // by share: of the last core, in the layout of packed_t_
   std::vector<std::vector<int>> cuts_;                    // by level: where the shares of the slots begin
   Int joint_;
+  Int closing_depth_, closing_width_;  // of the last core as one matrix: (joint, depth) x (digits, width)
+  bool neighbours_ = false;            // the slab's rows follow one another: those of a prefix are made together
   std::vector<Sizes> sizes_;  // by level, as the chain has them: asked for at every row
-  std::unique_ptr<T[]> rows_, row_grads_, pooled_, packed_, packed_t_;
+  std::unique_ptr<T[]> rows_, row_grads_, pooled_, packed_, packed_t_, matrix_;
   std::vector<char> used_;   // by digit of the last core, whether a row of the slab has it; for packed slices only
-  const T* last_ = nullptr;  // slices of the last core as (joint, depth, width); packed_t_: as (joint, width, depth)
+  // The last core to compute with, matrix_ where rows are neighbours: (digits, joint, depth, width) in last_,
+  // (digits, width, joint, depth) in packed_t_, (joint, depth, digits, width) in matrix_.
+  const T* last_ = nullptr;
 };
 
 template <class T>
@@ -196,6 +207,9 @@ void Table<T, S>::open(int slab, bool backward) {
     rows_ = room_for<T>((slab_->end - slab_->begin) * cols_);
     if (slabs() > 1 && sizeof(S) != sizeof(T) && slab == 0) pooled_ = room_for<T>(q_.bags * cols_);
   }
+  const int count = slab_->end - slab_->begin;
+  neighbours_ = fused_ && count >= several * Int(level(last_level_ - 1).count) &&
+                plan_.row[slab_->end - 1] - plan_.row[slab_->begin] == count - 1;
   pack_last();
   if (backward && apart()) row_grads_ = room_for<T>(plan_.unique() * cols_);
   if (backward) {
@@ -249,7 +263,9 @@ typename Table<T, S>::Scratch Table<T, S>::scratch(int k) const {
   const Int left = k > 0 ? rows * sizes_[k].depth : sizes_[0].slice;
   const Int slice = sizeof(S) == sizeof(T) || k == 0 ? 0 : sizes_[k].slice;
   const Int made = k > 0 ? rows * sizes_[k].width : sizes_[0].slice;
-  T* at = arena<T>().take(left + slice + 2 * made + 2 * cols_ + packed_size<T>);
+  const Int turned = fused_ && joint_ > 1 ? sizes_[last_level_ - 1].left : 0;
+  const Int neighbours = neighbours_ ? sizes_[last_level_].height * closing_width_ : 0;
+  T* at = arena<T>().take(left + slice + 2 * made + 2 * cols_ + packed_size<T> + 2 * turned + neighbours);
   Scratch room;
   room.left = at;
   room.slice = room.left + left;
@@ -257,10 +273,13 @@ typename Table<T, S>::Scratch Table<T, S>::scratch(int k) const {
   room.grad = room.made + made;
   room.row = room.grad + made;
   room.packed = room.row + 2 * cols_;
+  room.turned = room.packed + packed_size<T>;
+  room.turned_grad = room.turned + turned;
+  room.neighbours = room.turned_grad + turned;
   return room;
 }
 
-// The last core's slices as numbers to compute with, only where a row of the slab uses them.
+// The last core as numbers to compute with, only where a row of the slab uses them.
 template <class T, class S>
 void Table<T, S>::pack_last() {
   if (!fused_) return;
@@ -270,8 +289,9 @@ void Table<T, S>::pack_last() {
   const bool transposed = !q_.core_grads.empty();
   if (!as_stored) packed_ = room_for<T>(digits * size);
   if (transposed) packed_t_ = room_for<T>(digits * size);
+  if (neighbours_) matrix_ = room_for<T>(digits * size);
   last_ = as_stored ? reinterpret_cast<const T*>(core(last_level_)) : packed_.get();
-  if (as_stored && !transposed) return;
+  if (as_stored && !transposed && !neighbours_) return;
   used_.assign(digits, 0);
   for (int digit : level(last_level_).digit) {
     if (std::exchange(used_[digit], 1)) continue;
@@ -280,8 +300,10 @@ void Table<T, S>::pack_last() {
       for (Int j = 0; j < width; ++j) {
         for (Int a = 0; a < joint; ++a) {
           const T x = read<T>(from[(k * width + j) * joint + a]);
-          if (!as_stored) packed_[digit * size + (a * depth + k) * width + j] = x;
-          if (transposed) packed_t_[digit * size + (a * width + j) * depth + k] = x;
+          const Int row = a * depth + k;
+          if (!as_stored) packed_[digit * size + row * width + j] = x;
+          if (transposed) packed_t_[digit * size + j * closing_depth_ + row] = x;
+          if (neighbours_) matrix_[row * closing_width_ + digit * width + j] = x;
         }
       }
     }

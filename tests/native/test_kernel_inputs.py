@@ -115,6 +115,21 @@ def test_all_rows_equal(isa, threads, chain):
     assert_exact(chain, cores, ids[:1], rows[:1], grads, grad.sum(0, keepdim=True))
 
 
+@every_isa
+@every_chain
+def test_rows_that_follow_one_another_are_those_that_do_not(isa, chain):
+    """All rows of a prefix are one product then; those of every other row are made one by one."""
+    cores = draw_cores(chain)
+    ids = torch.arange(chain.rows // 5, chain.rows)[:700]
+    grad = draw_grad(ids.shape[0], chain.cols)
+    with kernels_of(isa), on_threads(2):
+        rows, grads = by_kernels(chain, cores, ids, grad)
+        apart = [by_kernels(chain, cores, ids[k::2], grad[k::2])[0] for k in range(min(2, ids.shape[0]))]
+    for k, other in enumerate(apart):
+        assert torch.equal(rows[k::2], other)
+    assert_exact(chain, cores, ids, rows, grads, grad)
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("ranks", [(1, 3, 2, 1), (2, 1, 3, 2)], ids=["train", "ring"])
 def test_a_million_ids(threads, ranks):
