@@ -66,18 +66,21 @@ void Table<T, S>::children_back(int prefix, const T* left, T* left_grad, T* last
   const std::vector<int>& child = level(last_level_ - 1).child;
   T* to = joint_ == 1 ? left_grad : room.turned_grad;
   left = turned(left, room.turned);
+  const int begin = child[prefix], end = child[prefix + 1];
   if (neighbours_ && !q_.scale_grad) {
-    neighbours_back(left, child[prefix], child[prefix + 1], to, last_grad, room);
+    for (int c = begin; c < end; c += neighbours_) {
+      neighbours_back(left, c, std::min(c + neighbours_, end), to, c > begin, last_grad, room);
+    }
     return turn_back(to, left_grad);
   }
-  for (int c = child[prefix]; c < child[prefix + 1]; ++c) {
+  for (int c = begin; c < end; ++c) {
     const T* grad = row_gradient(slab_->begin + c, room.row);
     const Int at = level(last_level_).digit[c] * sizes_[last_level_].slice;
     if (q_.scale_grad) {
       make_row(left, c, room.row + cols_, room.packed);
       scale_gradients(slab_->begin + c, room.row + cols_);
     }
-    const bool more = c > child[prefix];
+    const bool more = c > begin;
     if (depth % widest<T> == 0 && (width == 2 || width == 4)) {
       const auto back = width == 2 ? both_sides<T, 2> : both_sides<T, 4>;
       back(height, depth, grad, left, packed_t_.get() + at, to, more, last_grad + at);
@@ -89,9 +92,9 @@ void Table<T, S>::children_back(int prefix, const T* left, T* left_grad, T* last
   turn_back(to, left_grad);
 }
 
-// The same for all rows of a prefix at once.
+// The same for rows that follow one another at once.
 template <class T, class S>
-void Table<T, S>::neighbours_back(const T* turned, int begin, int end, T* grad, T* last_grad,
+void Table<T, S>::neighbours_back(const T* turned, int begin, int end, T* grad, bool add, T* last_grad,
                                   const Scratch& room) const {
   const Int height = sizes_[last_level_].height, width = sizes_[last_level_].width, columns = (end - begin) * width;
   const Int depth = closing_depth_, at = level(last_level_).digit[begin] * sizes_[last_level_].slice;
@@ -101,7 +104,7 @@ void Table<T, S>::neighbours_back(const T* turned, int begin, int end, T* grad, 
     for (Int i = 0; i < height; ++i) copy_few(width, from + i * width, to + i * columns);
   }
   const T* rows = room.neighbours;
-  multiply<T>(height, depth, columns, {rows, columns, 1}, packed_t_.get() + at, depth, grad, depth, false, room.packed);
+  multiply<T>(height, depth, columns, {rows, columns, 1}, packed_t_.get() + at, depth, grad, depth, add, room.packed);
   multiply<T>(columns, depth, height, {rows, 1, columns}, turned, depth, last_grad + at, depth, true, room.packed);
 }
 
@@ -111,7 +114,9 @@ void Table<T, S>::turn_back(const T* grad, T* left_grad) const {
   if (joint_ == 1) return;
   const Int height = sizes_[last_level_].height, depth = sizes_[last_level_].depth;
   for (Int a = 0; a < joint_; ++a) {
-    for (Int i = 0; i < height; ++i, left_grad += depth) copy_few(depth, grad + i * closing_depth_ + a * depth, left_grad);
+    for (Int i = 0; i < height; ++i, left_grad += depth) {
+      copy_few(depth, grad + i * closing_depth_ + a * depth, left_grad);
+    }
   }
 }
 

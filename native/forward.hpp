@@ -53,7 +53,10 @@ void Table<T, S>::make_children(int prefix, const T* left, const Scratch& room) 
   const std::vector<int>& child = level(last_level_ - 1).child;
   const int begin = child[prefix], end = child[prefix + 1];
   left = turned(left, room.turned);
-  if (neighbours_) return make_neighbours(left, begin, end, room);
+  if (neighbours_) {
+    for (int c = begin; c < end; c += neighbours_) make_neighbours(left, c, std::min(c + neighbours_, end), room);
+    return;
+  }
   for (int c = begin; c < end; ++c) {
     if (c + 1 < end) expect(c + 1);
     T* to = place(slab_->begin + c, room.row);
@@ -90,7 +93,8 @@ void Table<T, S>::make_row(const T* turned, int child, T* to, T* packed) const {
   multiply<T>(height, width, closing_depth_, {turned, closing_depth_, 1}, right, width, to, width, false, packed);
 }
 
-// All rows of a prefix as one product: one alone is a few columns wide, and leaves most of a register empty.
+// Rows of a prefix that follow one another, as one product: one alone is a few columns wide, and leaves most of a
+// register empty.
 template <class T, class S>
 void Table<T, S>::make_neighbours(const T* turned, int begin, int end, const Scratch& room) const {
   const Int height = sizes_[last_level_].height, width = sizes_[last_level_].width, columns = (end - begin) * width;

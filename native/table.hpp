@@ -120,7 +120,8 @@ class Table {
   void scale_gradients(int row, const T* numbers) const;
   void sum_children(int k, int prefix, T* to, bool add) const;
   void children_back(int prefix, const T* left, T* left_grad, T* last_grad, const Scratch& room) const;
-  void neighbours_back(const T* turned, int begin, int end, T* grad, T* last_grad, const Scratch& room) const;
+  void neighbours_back(const T* turned, int begin, int end, T* grad, bool add, T* last_grad,
+                       const Scratch& room) const;
   void slice_back(int k, int begin, int end, int share, const Scratch& room, const T* right, const T* grad);
   T* last_grad(int share);
   void settle_first(int share);
@@ -151,7 +152,7 @@ class Table {
   std::vector<std::vector<int>> cuts_;                    // by level: where the shares of the slots begin
   Int joint_;
   Int closing_depth_, closing_width_;  // of the last core as one matrix: (joint, depth) x (digits, width)
-  bool neighbours_ = false;            // the slab's rows follow one another: those of a prefix are made together
+  int neighbours_ = 0;                 // rows of a prefix made at once where the slab's follow one another, else 0
   std::vector<Sizes> sizes_;  // by level, as the chain has them: asked for at every row
   std::unique_ptr<T[]> rows_, row_grads_, pooled_, packed_, packed_t_, matrix_;
   std::vector<char> used_;   // by digit of the last core, whether a row of the slab has it; for packed slices only
@@ -208,8 +209,9 @@ void Table<T, S>::open(int slab, bool backward) {
     if (slabs() > 1 && sizeof(S) != sizeof(T) && slab == 0) pooled_ = room_for<T>(q_.bags * cols_);
   }
   const int count = slab_->end - slab_->begin;
-  neighbours_ = fused_ && count >= several * Int(level(last_level_ - 1).count) &&
-                plan_.row[slab_->end - 1] - plan_.row[slab_->begin] == count - 1;
+  const bool follow = plan_.row[slab_->end - 1] - plan_.row[slab_->begin] == count - 1;
+  const bool together = fused_ && follow && count >= several * Int(level(last_level_ - 1).count);
+  neighbours_ = together ? int(std::max<Int>(several, forward_bytes / (cols_ * Int(sizeof(T))))) : 0;
   pack_last();
   if (backward && apart()) row_grads_ = room_for<T>(plan_.unique() * cols_);
   if (backward) {
@@ -264,7 +266,7 @@ typename Table<T, S>::Scratch Table<T, S>::scratch(int k) const {
   const Int slice = sizeof(S) == sizeof(T) || k == 0 ? 0 : sizes_[k].slice;
   const Int made = k > 0 ? rows * sizes_[k].width : sizes_[0].slice;
   const Int turned = fused_ && joint_ > 1 ? sizes_[last_level_ - 1].left : 0;
-  const Int neighbours = neighbours_ ? sizes_[last_level_].height * closing_width_ : 0;
+  const Int neighbours = neighbours_ * cols_;
   T* at = arena<T>().take(left + slice + 2 * made + 2 * cols_ + packed_size<T> + 2 * turned + neighbours);
   Scratch room;
   room.left = at;

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 
 import pytest
 import small_files as tiny
@@ -268,6 +269,7 @@ def test_a_run_learns_tells_and_leaves_a_model_that_translates(trained_model):
     assert len(lines) == 4
     assert lines[1] == lines[3] == ""
     assert "translating" in done.stderr
+    assert re.search(r"3 lines in \d+\.\d s, [\d.,]+ a second", done.stderr)
     assert translate("the big man sees", "--beam", "4").stdout.splitlines() == [lines[2]]
     assert translate("").stdout == ""
     assert "standard input, line 2: not UTF-8" in str(translate(b"a\n\xff\n").exception)

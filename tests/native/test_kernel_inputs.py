@@ -115,12 +115,15 @@ def test_all_rows_equal(isa, threads, chain):
     assert_exact(chain, cores, ids[:1], rows[:1], grads, grad.sum(0, keepdim=True))
 
 
+LONG = {"train, of more rows than one product": Chain(2500, (2, 1300), (6, 5), (1, 4, 1))}
+
+
 @every_isa
-@every_chain
+@pytest.mark.parametrize("chain", [*CHAINS.values(), *LONG.values()], ids=[*CHAINS, *LONG])
 def test_rows_that_follow_one_another_are_those_that_do_not(isa, chain):
     """All rows of a prefix are one product then; those of every other row are made one by one."""
     cores = draw_cores(chain)
-    ids = torch.arange(chain.rows // 5, chain.rows)[:700]
+    ids = torch.arange(chain.rows // 50, chain.rows)[:2_450]
     grad = draw_grad(ids.shape[0], chain.cols)
     with kernels_of(isa), on_threads(2):
         rows, grads = by_kernels(chain, cores, ids, grad)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -36,6 +37,7 @@ def translate(
     check_positions(sources, settings.positions, range(1, len(lines) + 1), "standard input, line {}".format)
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     low = torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == "bf16")  # as its test sets were
+    begun = time.perf_counter()
     with Progress(*columns, console=Console(stderr=True)) as shown, low:
         bar = shown.add_task("translating", total=len(lines))
         written = translations(
@@ -43,6 +45,8 @@ def translate(
         )
         for line, german in zip(lines, written, strict=True):
             typer.echo(german if line else "")
+    seconds = time.perf_counter() - begun
+    typer.echo(f"{len(lines):,} lines in {seconds:.1f} s, {len(lines) / seconds:,.1f} a second", err=True)
 
 
 def standard_input(content: bytes) -> Iterator[str]:
