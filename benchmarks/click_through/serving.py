@@ -23,7 +23,7 @@ from rich.console import Console
 
 from benchmarks.floors import Floor
 from benchmarks.tables import floors_sheet
-from experiments.tasks.click_through.scoring import Scorer, checked_row
+from experiments.tasks.click_through.scoring import Scorer
 from provenance import ROOT
 
 ROWS = 10_000_000
@@ -77,22 +77,17 @@ def first_rows(raw: Path, count: int) -> list[bytes]:
 
 def scoring(scorer: Scorer, lines: Sequence[bytes]) -> list[Floor]:
     """Of single rows, none of them seen before, and of a batch beside the forward pass of training."""
-
-    def score(some: Sequence[bytes]) -> list[float]:
-        return scorer.scores([checked_row(line, number) for number, line in enumerate(some, 1)])
-
     floors, all_threads = [], torch.get_num_threads()
     for threads in sorted({1, all_threads}):
         torch.set_num_threads(threads)
-        for code in scorer.codes:
-            code.lately.clear()
-        single = [milliseconds(partial(score, [line])) for line in lines[: _SINGLE + _WARM]]
+        scorer.at_hand.clear()
+        single = [milliseconds(partial(scorer.scores, [line])) for line in lines[: _SINGLE + _WARM]]
         told = counted_threads(threads)
         floors.append(Floor("one row scored, median ms", told, 2, median(single[_WARM:]), False, ""))
     batch = lines[:BATCH]
-    ids = torch.from_numpy(scorer.ids([checked_row(line, number) for number, line in enumerate(batch, 1)]))
+    ids = torch.from_numpy(scorer.ids(batch))
     forward = median(milliseconds(partial(scorer.model, ids)) for _ in range(_WARM))
-    whole = median(milliseconds(partial(score, batch)) for _ in range(_WARM))
+    whole = median(milliseconds(partial(scorer.scores, batch)) for _ in range(_WARM))
     about = f"{len(batch):,} rows scored, times training's forward pass"
     return [*floors, Floor(about, counted_threads(all_threads), 1, whole / forward, False)]
 
