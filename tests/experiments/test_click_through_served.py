@@ -1,7 +1,8 @@
-"""What makes serving fast: fields as words, and a hash table of them."""
+"""What makes serving fast: fields as words, a hash table of them, and a model that scores only."""
 
 import pytest
 import small_files as tiny
+import torch
 
 pytest.importorskip("accelerate")
 
@@ -11,6 +12,8 @@ from experiments.tasks.click_through import at_hand
 from experiments.tasks.click_through.at_hand import AtHand
 from experiments.tasks.click_through.criteo import FEATURES
 from experiments.tasks.click_through.fields import fields_of
+from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings
+from experiments.tasks.click_through.served import ServedModel
 
 
 def lines_of(*fields):
@@ -73,3 +76,22 @@ def test_more_fields_than_there_is_room_for_are_not_kept(few_slots):
     table.keep(head[:3], tail[:3], np.arange(3))
     table.keep(head, tail, np.arange(129))
     assert table.find(head, tail)[1].tolist() == list(range(129))
+
+
+@pytest.mark.parametrize("interaction", [False, True])
+@pytest.mark.parametrize("full_up_to", [0, 30, 10_000])
+def test_a_served_model_has_the_scores_of_the_model(full_up_to, interaction):
+    """Bit for bit, whichever tables are full: none, some of them, all."""
+    sizes = {"day": 7, "user": 5000, "book": 3000, "year": 30, "page": 20, "shop": 4000}
+    options = {"format": "tensor_train", "rank": 2, "full_up_to": full_up_to, "interaction": interaction}
+    settings = ClickThroughSettings(dataset="criteo", row="tiny", dim=8, hidden=8, **options)
+    model = ClickModel(settings, sizes).eval()
+    served = ServedModel(model, full_up_to)
+    ids = torch.stack([torch.randint(rows, (50,)) for rows in sizes.values()], 1)
+    with torch.inference_mode():
+        for some in (ids, ids[:1], ids[:20], ids):
+            assert torch.equal(served(some), model(some))
+    before = model(ids)
+    assert before.requires_grad
+    served(ids)
+    assert torch.equal(model(ids), before)

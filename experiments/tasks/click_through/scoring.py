@@ -17,6 +17,7 @@ from experiments.tasks.click_through.criteo import FEATURES, FIELDS, GOOD_FIELDS
 from experiments.tasks.click_through.fields import Fields, fields_of
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings
 from experiments.tasks.click_through.prepared import DATASETS, UNSEEN, Prepared, checksum, map_files
+from experiments.tasks.click_through.served import ServedModel
 
 _BLOCK = 1 << 20  # bytes that are read at a time, or as many as there are
 _LINES = 512  # read together: their arrays stay in the processor's cache, and what was missing is at hand for the next
@@ -42,12 +43,12 @@ class Scorer:
         self.model = ClickModel(settings, prepared.tables)
         fill(self.model, tensors, checkpoint)
         self.model.eval()
+        self.served = ServedModel(self.model, settings.full_up_to)
         self.at_hand = AtHand()
 
-    @torch.inference_mode()
     def scores(self, lines: Sequence[bytes], number: int = 1, labelled: bool = True) -> list[float]:
         """The probability of a click for each of some raw lines, the first of which has this number."""
-        probabilities: list[float] = self.model(torch.from_numpy(self.ids(lines, number, labelled))).sigmoid().tolist()
+        probabilities: list[float] = self.served(torch.from_numpy(self.ids(lines, number, labelled))).sigmoid().tolist()
         return probabilities
 
     def ids(self, lines: Sequence[bytes], number: int = 1, labelled: bool = True) -> Array:  # -> (rows, features)
