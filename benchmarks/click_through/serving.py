@@ -1,7 +1,8 @@
 """``python -m benchmarks.click_through.serving``: how fast raw rows are prepared, and how fast they are scored.
 
 Rows of Criteo's shape are drawn, prepared, trained on for a few steps and scored, by the commands that a user would
-type. Files of about 3 GB for the 10 million rows that are asked for lie below ``--out`` until the end.
+type. Files of about 3 GB for the 10 million rows that are asked for lie below ``--out`` until the end. With ``--keep``
+they stay there, and the next run measures scoring alone.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -23,7 +25,7 @@ from rich.console import Console
 
 from benchmarks.floors import Floor
 from benchmarks.tables import floors_sheet
-from experiments.tasks.click_through.scoring import Scorer, checked_row
+from experiments.tasks.click_through.scoring import Scorer
 from provenance import ROOT
 
 ROWS = 10_000_000
@@ -36,17 +38,14 @@ _TRAINED = 100_000  # rows, of which a model is made
 def main(arguments: Sequence[str] | None = None) -> None:
     options = parser().parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 120)
-    options.out.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=options.out) as folder:
-        raw, data, runs = (Path(folder) / name for name in ("raw.tsv", "data", "runs"))
-        experiment("generate", str(raw), "--rows", str(options.rows))
-        seconds, peak = experiment("prepare", str(raw), str(data))
-        floors = [
-            Floor("preparation, rows/s", f"{options.rows:,} rows", 150_000, options.rows / seconds, True, ""),
-            Floor("preparation, GiB at the peak", f"{options.rows:,} rows", 4, peak / 2**30, False, ""),
-        ]
-        size = ("--config", options.config, "--epochs", "1", "--validations", "1", "--rows", str(_TRAINED))
-        experiment(*size, "--data", str(data), "--out", str(runs), "--results", str(runs), "--keep-model")
+    kept = options.out / f"{options.rows}-rows"
+    (kept if options.keep else options.out).mkdir(parents=True, exist_ok=True)
+    with nullcontext(kept) if options.keep else TemporaryDirectory(dir=options.out) as folder:
+        raw, data, runs = (Path(folder) / name for name in ("raw.tsv", "data", options.config))
+        floors = [] if data.exists() else preparation(raw, data, options.rows)
+        if not runs.exists():
+            size = ("--config", options.config, "--epochs", "1", "--validations", "1", "--rows", str(_TRAINED))
+            experiment(*size, "--data", str(data), "--out", str(runs), "--results", str(runs), "--keep-model")
         (checkpoint,) = (runs / "click_through").iterdir()
         floors += scoring(Scorer(checkpoint, data), first_rows(raw, max(_SINGLE + _WARM, BATCH)))
     console.print(floors_sheet(floors).rich())
@@ -57,7 +56,19 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rows", type=int, default=ROWS, help="that are prepared (default: %(default)s)")
     made.add_argument("--config", default="criteo-tt1", help="of the model that scores (default: %(default)s)")
     made.add_argument("--out", type=Path, default=Path("out/click_through"), help="folder (default: %(default)s)")
+    made.add_argument("--keep", action="store_true", help="the files, and take those that were kept before")
     return made
+
+
+def preparation(raw: Path, data: Path, rows: int) -> list[Floor]:
+    """Of rows that are drawn if they are not there."""
+    if not raw.exists():
+        experiment("generate", str(raw), "--rows", str(rows))
+    seconds, peak = experiment("prepare", str(raw), str(data))
+    return [
+        Floor("preparation, rows/s", f"{rows:,} rows", 150_000, rows / seconds, True, ""),
+        Floor("preparation, GiB at the peak", f"{rows:,} rows", 4, peak / 2**30, False, ""),
+    ]
 
 
 def experiment(*arguments: str) -> tuple[float, int]:
@@ -77,22 +88,17 @@ def first_rows(raw: Path, count: int) -> list[bytes]:
 
 def scoring(scorer: Scorer, lines: Sequence[bytes]) -> list[Floor]:
     """Of single rows, none of them seen before, and of a batch beside the forward pass of training."""
-
-    def score(some: Sequence[bytes]) -> list[float]:
-        return scorer.scores([checked_row(line, number) for number, line in enumerate(some, 1)])
-
     floors, all_threads = [], torch.get_num_threads()
     for threads in sorted({1, all_threads}):
         torch.set_num_threads(threads)
-        for code in scorer.codes:
-            code.lately.clear()
-        single = [milliseconds(partial(score, [line])) for line in lines[: _SINGLE + _WARM]]
+        scorer.at_hand.clear()
+        single = [milliseconds(partial(scorer.scores, [line])) for line in lines[: _SINGLE + _WARM]]
         told = counted_threads(threads)
         floors.append(Floor("one row scored, median ms", told, 2, median(single[_WARM:]), False, ""))
     batch = lines[:BATCH]
-    ids = torch.from_numpy(scorer.ids([checked_row(line, number) for number, line in enumerate(batch, 1)]))
+    ids = torch.from_numpy(scorer.ids(batch))
     forward = median(milliseconds(partial(scorer.model, ids)) for _ in range(_WARM))
-    whole = median(milliseconds(partial(score, batch)) for _ in range(_WARM))
+    whole = median(milliseconds(partial(scorer.scores, batch)) for _ in range(_WARM))
     about = f"{len(batch):,} rows scored, times training's forward pass"
     return [*floors, Floor(about, counted_threads(all_threads), 1, whole / forward, False)]
 

@@ -20,3 +20,25 @@ def test_all_numbers_are_told_and_no_file_is_left(tmp_path, capfd):
     for number in ("rows/s", "GiB at the peak", "one row scored", "training's forward pass"):
         assert number in told
     assert list(tmp_path.iterdir()) == []
+
+
+def test_kept_files_are_taken_again(tmp_path, monkeypatch, capfd):
+    asked = []
+
+    def experiment(command, *arguments):
+        asked.append(command)
+        if command == "--config":
+            (tmp_path / "5-rows" / "criteo-tt1" / "click_through" / "model").mkdir(parents=True)
+        elif command == "generate":
+            (tmp_path / "5-rows" / "raw.tsv").touch()
+        else:
+            (tmp_path / "5-rows" / "data").mkdir()
+        return 1.0, 1
+
+    monkeypatch.setattr(serving, "experiment", experiment)
+    monkeypatch.setattr(serving, "Scorer", lambda checkpoint, data: None)
+    monkeypatch.setattr(serving, "scoring", lambda scorer, lines: [serving.Floor("scored", "", 1, 1, True)])
+    for preparations in (1, 0):
+        serving.main(["--rows", "5", "--keep", "--out", str(tmp_path)])
+        assert capfd.readouterr().out.count("rows/s") == preparations
+    assert asked == ["generate", "prepare", "--config"]

@@ -1,5 +1,6 @@
 """The model of clicks, its rows from Parquet, and runs of the task."""
 
+import itertools
 import math
 import os
 
@@ -258,15 +259,50 @@ def kept_model(criteo, tmp_path_factory):
 
 def test_values_have_the_numbers_of_their_maps_and_others_that_of_unseen_ones(criteo, kept_model):
     scorer = Scorer(kept_model, criteo.folder)
-    rows = tiny.criteo_rows()
+    rows = [row.encode() for row in tiny.criteo_rows()]
     in_files = [
         row[1:] for split in ("train", "validation", "test") for row in listed(criteo.in_order(settings(), split))
     ]
     assert scorer.ids(rows).tolist() == [list(map(int, row)) for row in in_files]
-    assert scorer.ids([row.split("\t", 1)[1] for row in rows[:3]]).tolist() == scorer.ids(rows[:3]).tolist()
-    fields = rows[0].split("\t")
-    strange = "\t".join(["0", "1234567890", *fields[2:14], "0", fields[14][:4], "fffffffe", *fields[17:]])
+    without_labels = [row.split(b"\t", 1)[1] for row in rows[:3]]
+    assert scorer.ids(without_labels, labelled=False).tolist() == scorer.ids(rows[:3]).tolist()
+    fields = rows[0].split(b"\t")
+    strange = b"\t".join([b"0", b"1234567890", *fields[2:14], b"0", fields[14][:4], b"fffffffe", *fields[17:]])
     assert [scorer.ids([strange])[0, k] for k in (0, 13, 14, 15)] == [0, 0, 0, 0]
+
+
+def spoiled(row):
+    """A good row and others that differ from it in a few bytes; most are bad."""
+    fields = row.split(b"\t")
+    for at, more in itertools.product(
+        (0, 1, 13, 14, len(fields) - 1), (b"\0", b"\r", b" ", b"-", b"g", b"1234567", b"\xff", b"\t")
+    ):
+        for field in (fields[at] + more, more + fields[at], more):
+            yield b"\t".join([*fields[:at], field, *fields[at + 1 :]])
+    yield from (row, row + b"\r\r", row.replace(b"\t", b"\x01", 1), row.replace(b"\t", b"", 1), b"")
+
+
+def refusal(call, *arguments):
+    """What an error says, or nothing."""
+    try:
+        call(*arguments)
+    except ExperimentError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_lines_are_good_or_bad_together_as_they_are_alone(criteo, kept_model, labelled):
+    scorer = Scorer(kept_model, criteo.folder)
+    good = [row.encode().split(b"\t", not labelled)[-1] for row in tiny.criteo_rows()[:9]]
+    scorer.ids(good, labelled=labelled)  # their fields are at hand
+    lines = list(spoiled(good[4]))
+    alone = [refusal(checked_row, line, 17, labelled) for line in lines]
+    assert [refusal(scorer.ids, [*good, line, *good], 8, labelled) for line in lines] == alone
+    accepted = [line for line, told in zip(lines, alone, strict=True) if not told]
+    assert 9 < len(accepted) < len(lines) // 2
+    together = scorer.ids(accepted, 2, labelled)
+    assert together.tolist() == [scorer.ids([line], 2, labelled)[0].tolist() for line in accepted]
 
 
 def test_one_value_is_found_where_many_are():
@@ -277,7 +313,7 @@ def test_one_value_is_found_where_many_are():
 
 
 def test_scoring_needs_the_maps_and_no_rows(criteo, kept_model, tmp_path):
-    rows = tiny.criteo_rows()[:5]
+    rows = [row.encode() for row in tiny.criteo_rows()[:5]]
     expected = Scorer(kept_model, criteo.folder).scores(rows)
     for path in criteo.folder.iterdir():
         if path.suffix != ".parquet":

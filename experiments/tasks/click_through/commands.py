@@ -74,7 +74,7 @@ def score(
     batch: Annotated[int, typer.Option(min=1, help="rows that are scored together, at most")] = 4096,
 ) -> None:
     """Score raw rows from standard input, all with a label or all without: the probability of a click, a line each."""
-    from experiments.tasks.click_through.scoring import Scorer, blocks_of_lines, checked_row, has_label
+    from experiments.tasks.click_through.scoring import Scorer, blocks_of_lines, has_label
 
     scorer = Scorer(checkpoint, data)
     number, labelled = 0, True
@@ -82,6 +82,6 @@ def score(
         labelled = labelled if number else has_label(lines[0])
         for start in range(0, len(lines), batch):
             part = lines[start : start + batch]
-            rows = [checked_row(line, number + place, labelled) for place, line in enumerate(part, 1)]
+            probabilities = scorer.scores(part, number + 1, labelled)
             number += len(part)
-            typer.echo("\n".join(f"{probability:.6f}" for probability in scorer.scores(rows)))
+            typer.echo("\n".join(f"{probability:.6f}" for probability in probabilities))

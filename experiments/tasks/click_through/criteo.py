@@ -23,6 +23,8 @@ _LABEL, _NUMBER, _CATEGORY, _TIME = "[01]", "-?[0-9]{1,10}", "[0-9a-f]{1,8}", "-
 GOOD_ROW = rf"^{_LABEL}(?:\t(?:{_NUMBER})?){{13}}(?:\t(?:{_CATEGORY})?){{26}}$"
 GOOD_TIMED_ROW = rf"{GOOD_ROW[:-1]}\t{_TIME}$"
 _GOOD = {timed: re.compile(form[:-1] + r"\Z") for timed, form in ((False, GOOD_ROW), (True, GOOD_TIMED_ROW))}
+# Of a field of each feature, to be matched in full; it may be missing.
+GOOD_FIELDS = {name: re.compile(f"(?:{_NUMBER if name in NUMBERS else _CATEGORY})?") for name in FEATURES}
 
 
 def is_good(row: str, timed: bool = False) -> bool:
@@ -45,10 +47,9 @@ def problem(row: str, timed: bool = False) -> str:
     if timed and not re.fullmatch(_TIME, fields[-1]):
         return f"the time is {_shown(fields[-1])}; a whole number of at most 18 digits, such as seconds, is needed."
     for name, field in zip(FEATURES, fields[1:FIELDS], strict=True):
-        form, needed = (_NUMBER, "a whole number of at most 10 digits")
-        if name in CATEGORIES:
-            form, needed = (_CATEGORY, "1 to 8 hexadecimal digits in lower case")
-        if field and not re.fullmatch(form, field):
+        if not GOOD_FIELDS[name].fullmatch(field):
+            number, category = "a whole number of at most 10 digits", "1 to 8 hexadecimal digits in lower case"
+            needed = number if name in NUMBERS else category
             return f"{name} is {_shown(field)}; {needed}, or nothing, is needed."
     raise AssertionError(row)
 

@@ -60,10 +60,12 @@ class ClickModel(nn.Module):
         )
 
     def forward(self, ids: Tensor) -> Tensor:
-        values = self.features(ids).values
-        inputs = torch.cat([values, self.products(values)], dim=1) if self.interaction else values
-        score: Tensor = self.body(inputs).squeeze(1)
+        score: Tensor = self.body(self.inputs(self.features(ids).values)).squeeze(1)
         return score
+
+    def inputs(self, values: Tensor) -> Tensor:  # (batch, features * dim) -> (batch, width of the body)
+        """What the layers are given: rows side by side, and their products if there is interaction."""
+        return torch.cat([values, self.products(values)], dim=1) if self.interaction else values
 
     def products(self, values: Tensor) -> Tensor:  # (batch, features * dim) -> (batch, pairs)
         """Of each pair of different features."""

@@ -12,12 +12,15 @@ import torch
 
 from experiments.lab.checkpoints import fill, trained
 from experiments.lab.errors import ExperimentError
-from experiments.tasks.click_through.criteo import FEATURES, FIELDS, NUMBERS, number_in_bins, problem
+from experiments.tasks.click_through.at_hand import AtHand
+from experiments.tasks.click_through.criteo import FEATURES, FIELDS, GOOD_FIELDS, NUMBERS, number_in_bins, problem
+from experiments.tasks.click_through.fields import Fields, fields_of
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings
 from experiments.tasks.click_through.prepared import DATASETS, UNSEEN, Prepared, checksum, map_files
+from experiments.tasks.click_through.served import ServedModel
 
-_LATELY = 10_000  # fields of a feature that are kept at hand
 _BLOCK = 1 << 20  # bytes that are read at a time, or as many as there are
+_LINES = 512  # read together: their arrays stay in the processor's cache, and what was missing is at hand for the next
 Array = np.ndarray[Any, Any]
 
 
@@ -40,37 +43,71 @@ class Scorer:
         self.model = ClickModel(settings, prepared.tables)
         fill(self.model, tensors, checkpoint)
         self.model.eval()
+        self.served = ServedModel(self.model, settings.full_up_to)
+        self.at_hand = AtHand()
 
-    @torch.inference_mode()
-    def scores(self, rows: Sequence[str]) -> list[float]:
-        """The probability of a click for each of some good rows, with their label or without."""
-        probabilities: list[float] = self.model(torch.from_numpy(self.ids(rows))).sigmoid().tolist()
+    def scores(self, lines: Sequence[bytes], number: int = 1, labelled: bool = True) -> list[float]:
+        """The probability of a click for each of some raw lines, the first of which has this number."""
+        probabilities: list[float] = self.served(torch.from_numpy(self.ids(lines, number, labelled))).sigmoid().tolist()
         return probabilities
 
-    def ids(self, rows: Sequence[str]) -> Array:  # -> (rows, features)
-        """Numbers of the values, that of unseen ones where the maps have none."""
-        columns = zip(*(row.split("\t")[-len(FEATURES) :] for row in rows), strict=True)
-        return np.array([of(column) for of, column in zip(self.codes, columns, strict=True)]).T
+    def ids(self, lines: Sequence[bytes], number: int = 1, labelled: bool = True) -> Array:  # -> (rows, features)
+        """Numbers of the values, that of unseen ones where the maps have none; an error for a bad line."""
+        numbers = np.empty((len(lines), len(FEATURES)), np.int64)
+        for start in range(0, len(lines), _LINES):
+            some = lines[start : start + _LINES]
+            found = self.numbers(some, labelled)
+            if found is None:
+                raise bad_line(some, number + start, labelled)
+            numbers[start : start + _LINES] = found
+        return numbers
+
+    def numbers(self, lines: Sequence[bytes], labelled: bool) -> Array | None:
+        """The same of lines that go together, or ``None`` if one is bad."""
+        fields = fields_of(lines, labelled)
+        if fields is None:
+            return None
+        numbers, missing = self.at_hand.find(fields.head, fields.tail)
+        if len(missing):
+            found = self.found(fields, missing)
+            if found is None:
+                return None
+            numbers[missing] = found
+        return numbers.reshape(len(lines), len(FEATURES))
+
+    def found(self, fields: Fields, missing: Array) -> list[int] | None:
+        """Numbers of fields that are not at hand, and are from now on; ``None`` if one is bad.
+
+        Fields at hand are good ones, and need not be looked at.
+        """
+        places: dict[int, dict[str, int]] = {}  # of a feature's different fields, by the first of each
+        features, texts = (missing % len(FEATURES)).tolist(), fields.some(missing)
+        for place, feature, field in zip(missing.tolist(), features, texts, strict=True):
+            places.setdefault(feature, {}).setdefault(field, place)
+        known: dict[int, dict[str, int]] = {}
+        for feature, own in places.items():
+            if not all(map(GOOD_FIELDS[FEATURES[feature]].fullmatch, own)):
+                return None
+            known[feature] = dict(zip(own, self.codes[feature](list(own)), strict=True))
+        first = np.array([place for own in places.values() for place in own.values()])
+        numbers = np.array([code for own in known.values() for code in own.values()])
+        self.at_hand.keep(fields.head[first], fields.tail[first], numbers)
+        return [known[feature][field] for feature, field in zip(features, texts, strict=True)]
 
 
 class Codes:
-    """Numbers of a feature's fields: those of fields seen lately at hand, all others in the sorted arrays."""
+    """Numbers of a feature's fields, from the sorted arrays."""
 
     def __init__(self, files: tuple[Path, Path], bins: str | None) -> None:
         self.known, self.numbers = map(mapped, files)
         self.bins = bins  # of a number, None for a category
-        self.lately: dict[str, int] = {}
 
     def __call__(self, fields: Sequence[str]) -> list[int]:
-        if len(self.lately) > _LATELY:
-            self.lately.clear()
-        missing = list(set(fields).difference(self.lately))
-        values = missing if self.bins is None else [f and number_in_bins(f, self.bins) for f in missing]
+        values = fields if self.bins is None else [field and number_in_bins(field, self.bins) for field in fields]
         if len(values) == 1:
-            self.lately[missing[0]] = found_code(self.known, self.numbers, values[0])
-        elif values:
-            self.lately.update(zip(missing, found_codes(self.known, self.numbers, values).tolist(), strict=True))
-        return list(map(self.lately.__getitem__, fields))
+            return [found_code(self.known, self.numbers, values[0])]
+        numbers: list[int] = found_codes(self.known, self.numbers, values).tolist()
+        return numbers
 
 
 def mapped(path: Path) -> Array:
@@ -115,6 +152,16 @@ def checked_row(line: bytes, number: int, labelled: bool = True) -> str:
     if wrong := problem(row if labelled else f"0\t{row}"):
         raise ExperimentError(f"standard input, line {number}: {wrong}")
     return row
+
+
+def bad_line(lines: Sequence[bytes], number: int, labelled: bool) -> ExperimentError:
+    """What is wrong with the first line that is bad, of which there is one."""
+    try:
+        for place, line in enumerate(lines, number):
+            checked_row(line, place, labelled)
+    except ExperimentError as error:
+        return error
+    raise AssertionError(lines)
 
 
 def blocks_of_lines(descriptor: int) -> Iterator[list[bytes]]:

@@ -1,0 +1,70 @@
+"""A trained model as it serves: nothing is differentiated, and a row may come alone."""
+
+from __future__ import annotations
+
+from itertools import accumulate, cycle, groupby
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import tensorbed as tb
+from experiments.tasks.click_through.model import ClickModel
+
+
+class ServedModel:
+    """The scores of a model, bit for bit, in less time.
+
+    Shape:
+        - ids: ``(batch, features)``
+        - output: ``(batch,)``
+    """
+
+    def __init__(self, model: ClickModel, full_up_to: int) -> None:
+        self.model = model
+        self.tables = JoinedTables(model.features, full_up_to)
+        *self.layers, self.last = (part for part in model.body if isinstance(part, nn.Linear))
+        # Layers write to these in turn: a batch spends a twentieth of its time on new memory otherwise.
+        self.hidden = [torch.empty(0), torch.empty(0)]
+
+    @torch.inference_mode()
+    def __call__(self, ids: Tensor) -> Tensor:
+        values = self.model.inputs(self.tables(ids))
+        for layer, out in zip(self.layers, cycle(self.hidden), strict=False):
+            out.resize_(len(ids), layer.out_features)
+            values = torch.addmm(layer.bias, values, layer.weight.T, out=out).relu_()
+        score: Tensor = self.last(values).squeeze(1)
+        return score
+
+
+class JoinedTables:
+    """The values of a collection whose tables of few rows are full, and joined to one.
+
+    For a row that comes alone, a call for each of them takes longer than what is computed.
+
+    Shape:
+        - ids: ``(batch, features)``
+        - output: ``(batch, features * dim)``
+    """
+
+    def __init__(self, tables: tb.EmbeddingBagCollection, full_up_to: int) -> None:
+        layers: dict[str, Any] = dict(tables.tables.items())
+        dim = tables.dims[tables.names[0]]
+        others = {name: layer for name, layer in layers.items() if layer.num_embeddings > full_up_to}
+        full = [layer for name, layer in layers.items() if name not in others]
+        self.joined = torch.cat([torch.empty(0, dim), *(layer.weight.detach() for layer in full)])
+        self.first_rows = torch.tensor([0, *accumulate(layer.num_embeddings for layer in full)])[:-1]
+        self.others = tb.EmbeddingBagCollection(others) if others else None
+        is_full = [name not in others for name in layers]
+        self.columns = {kind: torch.tensor([it is kind for it in is_full]).nonzero()[:, 0] for kind in (True, False)}
+        self.runs = [(kind, dim * len(list(run))) for kind, run in groupby(is_full)]  # neighbours are copied together
+        self.widths = {kind: [width for it, width in self.runs if it is kind] for kind in (True, False)}
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        full = F.embedding(ids[:, self.columns[True]] + self.first_rows, self.joined).flatten(1)
+        if self.others is None:
+            return full
+        others = self.others(ids[:, self.columns[False]]).values
+        pieces = {kind: iter(of.split(self.widths[kind], 1)) for kind, of in ((True, full), (False, others))}
+        return torch.cat([next(pieces[kind]) for kind, _ in self.runs], 1)

@@ -1,0 +1,97 @@
+"""What makes serving fast: fields as words, a hash table of them, and a model that scores only."""
+
+import pytest
+import small_files as tiny
+import torch
+
+pytest.importorskip("accelerate")
+
+import numpy as np
+
+from experiments.tasks.click_through import at_hand
+from experiments.tasks.click_through.at_hand import AtHand
+from experiments.tasks.click_through.criteo import FEATURES
+from experiments.tasks.click_through.fields import fields_of
+from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings
+from experiments.tasks.click_through.served import ServedModel
+
+
+def lines_of(*fields):
+    """A line for each field, which all features have."""
+    return [b"\t".join([b"1", *[field] * len(FEATURES)]) for field in fields]
+
+
+def test_words_are_equal_where_fields_are():
+    texts = [b"", b"0", b"00", b" ", b"12345678", b"123456789", b"1234567890", b"-1234567890", b"-1234567899"]
+    fields = fields_of(lines_of(*texts), labelled=True)
+    assert fields.some(np.arange(len(fields.start)))[:: len(FEATURES)] == [text.decode() for text in texts]
+    pairs = set(zip(fields.head.tolist(), fields.tail.tolist(), strict=True))
+    assert len(pairs) == len(texts) * len(FEATURES)
+    again = fields_of(lines_of(*reversed(texts)), labelled=True)
+    assert set(zip(again.head.tolist(), again.tail.tolist(), strict=True)) == pairs
+    assert fields.tail.all()
+
+
+def test_a_field_that_is_too_long_has_the_words_of_no_good_one():
+    longest, longer = (fields_of(lines_of(b"-1234567890" + more), labelled=True) for more in (b"", b"0" * 2**16))
+    assert (longest.tail != longer.tail).all()
+
+
+def test_text_is_where_its_field_says():
+    rows = [row.encode() for row in tiny.criteo_rows()[:20]]
+    expected = [field for row in rows for field in row.decode().split("\t")[1:]]
+    for lines, labelled in ((rows, True), ([row.split(b"\t", 1)[1] + b"\r" for row in rows], False)):
+        fields = fields_of(lines, labelled)
+        assert fields.some(np.arange(len(expected))) == expected
+
+
+@pytest.fixture
+def few_slots(monkeypatch):
+    monkeypatch.setattr(at_hand, "_BITS", 8)
+    monkeypatch.setattr(at_hand, "_SLOTS", 256)
+
+
+def test_what_is_at_hand_is_what_was_kept_last(few_slots):
+    """As a dictionary has it, under collisions."""
+    draw, table, kept = np.random.default_rng(0), AtHand(), {}
+    for _ in range(200):
+        head, tail = draw.integers(0, 30, 60, dtype=np.uint64), draw.integers(1, 10, 60, dtype=np.uint64)
+        keys = list(zip(head.tolist(), tail.tolist(), strict=True))
+        numbers, missing = table.find(head, tail)
+        there = sorted(set(range(60)) - set(missing.tolist()))
+        assert {keys[place] for place in missing} == set(keys) - set(kept)
+        assert [kept[keys[place]] for place in there] == numbers[there].tolist()
+        first = np.array(list({keys[place]: place for place in missing}.values()), dtype=np.int64)
+        if table.kept + len(first) > 128:
+            kept.clear()
+        new = draw.integers(0, 1000, len(first))
+        table.keep(head[first], tail[first], new)
+        kept.update(zip([keys[place] for place in first], new.tolist(), strict=True))
+        assert table.kept == len(kept) <= 128
+
+
+def test_more_fields_than_there_is_room_for_are_not_kept(few_slots):
+    table, tail = AtHand(), np.ones(129, np.uint64)
+    head = np.arange(129, dtype=np.uint64)
+    table.keep(head[:3], tail[:3], np.arange(3))
+    table.keep(head, tail, np.arange(129))
+    assert table.find(head, tail)[1].tolist() == list(range(129))
+
+
+@pytest.mark.parametrize("interaction", [False, True])
+@pytest.mark.parametrize("full_up_to", [0, 30, 10_000])
+def test_a_served_model_has_the_scores_of_the_model(full_up_to, interaction):
+    """Bit for bit, whichever tables are full: none, some of them, all."""
+    sizes = {"day": 7, "user": 5000, "book": 3000, "year": 30, "page": 20, "shop": 4000}
+    options = {"format": "tensor_train", "rank": 2, "full_up_to": full_up_to, "interaction": interaction}
+    settings = ClickThroughSettings(dataset="criteo", row="tiny", dim=8, hidden=8, **options)
+    model = ClickModel(settings, sizes).eval()
+    served = ServedModel(model, full_up_to)
+    ids = torch.stack([torch.randint(rows, (50,)) for rows in sizes.values()], 1)
+    with torch.inference_mode():
+        for some in (ids, ids[:1], ids[:20], ids):
+            assert torch.equal(served(some), model(some))
+    before = model(ids)
+    assert before.requires_grad
+    served(ids)
+    assert torch.equal(model(ids), before)
