@@ -97,10 +97,11 @@ def scoring(scorer: Scorer, lines: Sequence[bytes]) -> list[Floor]:
         floors.append(Floor("one row scored, median ms", told, 2, median(single[_WARM:]), False, ""))
     batch = lines[:BATCH]
     ids = torch.from_numpy(scorer.ids(batch))
-    forward = median(milliseconds(partial(scorer.model, ids)) for _ in range(_WARM))
-    whole = median(milliseconds(partial(scorer.scores, batch)) for _ in range(_WARM))
+    calls = partial(scorer.model, ids), partial(scorer.scores, batch)
+    in_turn = [[milliseconds(call) for call in calls] for _ in range(_WARM)]  # a busy moment is one for both
+    ratio = median(whole / forward for forward, whole in in_turn)
     about = f"{len(batch):,} rows scored, times training's forward pass"
-    return [*floors, Floor(about, counted_threads(all_threads), 1, whole / forward, False)]
+    return [*floors, Floor(about, counted_threads(all_threads), 1, ratio, False)]
 
 
 def counted_threads(threads: int) -> str:
