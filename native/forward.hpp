@@ -51,10 +51,17 @@ void Table<T, S>::finish(int share) {
 template <class T, class S>
 void Table<T, S>::make_children(int prefix, const T* left, const Scratch& room) const {
   const std::vector<int>& child = level(last_level_ - 1).child;
+  const Int height = sizes_[last_level_].height, depth = sizes_[last_level_].depth;
+  if (narrow_) transpose(height, depth, left, depth, room.turned);
   for (int c = child[prefix]; c < child[prefix + 1]; ++c) {
     if (c + 1 < child[prefix + 1]) expect(c + 1);
     T* to = place(slab_->begin + c, room.row);
-    make_row(left, c, to, room.packed);
+    if (narrow_) {
+      const T* right = last_ + level(last_level_).digit[c] * sizes_[last_level_].slice;
+      narrow_(height, depth, room.turned, height, right, to);
+    } else {
+      make_row(left, c, to, room.packed);
+    }
     hand_on(slab_->begin + c, to);
   }
 }

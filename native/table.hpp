@@ -57,6 +57,7 @@ class Table {
     for (int k = 0; k < chain_.order(); ++k) {
       sizes_.push_back({chain_.height(k), chain_.depth(k), chain_.width(k), chain_.slice_size(k), chain_.left_size(k)});
     }
+    if (fused_ && joint_ == 1) narrow_ = narrow_product(sizes_[last_level_].width);
   }
 
   int slabs() const { return int(plan_.slabs.size()); }
@@ -91,7 +92,7 @@ class Table {
   int block_height(int k) const;
 
   struct Scratch {
-    T *left, *slice, *made, *grad, *row, *packed;
+    T *left, *slice, *made, *grad, *row, *turned, *packed;
   };
   Scratch scratch(int k) const;
 
@@ -122,6 +123,11 @@ class Table {
 
   Int share_of(Int count, int share) const { return count * share / shares_; }
 
+  using NarrowProduct = void (*)(Int m, Int depth, const T* a_t, Int a_row, const T* b, T* c);
+  static NarrowProduct narrow_product(Int width) {  // of four columns, turning takes as long as it saves
+    return width == 1 ? few_columns<T, 1> : width == 2 ? few_columns<T, 2> : nullptr;
+  }
+
   struct Sizes {
     Int height, depth, width, slice, left;
   };
@@ -144,6 +150,7 @@ class Table {
   std::vector<std::vector<int>> cuts_;                    // by level: where the shares of the slots begin
   Int joint_;
   std::vector<Sizes> sizes_;  // by level, as the chain has them: asked for at every row
+  NarrowProduct narrow_ = nullptr;  // what the last core is applied by if it has too few columns to fill a vector
   std::unique_ptr<T[]> rows_, row_grads_, pooled_, packed_, packed_t_;
   std::vector<char> used_;   // by digit of the last core, whether a row of the slab has it; for packed slices only
   const T* last_ = nullptr;  // slices of the last core as (joint, depth, width); packed_t_: as (joint, width, depth)
@@ -249,14 +256,16 @@ typename Table<T, S>::Scratch Table<T, S>::scratch(int k) const {
   const Int left = k > 0 ? rows * sizes_[k].depth : sizes_[0].slice;
   const Int slice = sizeof(S) == sizeof(T) || k == 0 ? 0 : sizes_[k].slice;
   const Int made = k > 0 ? rows * sizes_[k].width : sizes_[0].slice;
-  T* at = arena<T>().take(left + slice + 2 * made + 2 * cols_ + packed_size<T>);
+  const Int turned = narrow_ ? sizes_[last_level_].height * sizes_[last_level_].depth : 0;
+  T* at = arena<T>().take(left + slice + 2 * made + 2 * cols_ + turned + packed_size<T>);
   Scratch room;
   room.left = at;
   room.slice = room.left + left;
   room.made = room.slice + slice;
   room.grad = room.made + made;
   room.row = room.grad + made;
-  room.packed = room.row + 2 * cols_;
+  room.turned = room.row + 2 * cols_;
+  room.packed = room.turned + turned;
   return room;
 }
 
