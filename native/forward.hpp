@@ -141,6 +141,7 @@ void Table<T, S>::put(Int begin, Int end) {
   S* to = static_cast<S*>(q_.out) + begin * q_.out_row;
   const int* inverse = plan_.inverse.data();
   const Int ahead = end - begin;
+  __builtin_prefetch(inverse + end + ahead);  // and of the run after it, where its rows are
   for (Int i = begin; i < end; ++i, to += q_.out_row) {
     if (i + ahead < plan_.indices) {  // the memory of the next run is fetched in the meantime
       __builtin_prefetch(to + ahead * q_.out_row, 1);

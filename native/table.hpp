@@ -111,6 +111,7 @@ class Table {
 
   const S* grad_at(int occurrence) const;
   T scale_at(int occurrence) const { return q_.scale ? T(q_.scale[plan_.position[occurrence]]) : T(1); }
+  void expect_gradient(int child) const;
   const T* row_gradient(int row, T* room) const;
   void scale_gradients(int row, const T* numbers) const;
   void sum_children(int k, int prefix, T* to, bool add) const;
@@ -229,11 +230,13 @@ template <class T, class S>
 void Table<T, S>::cut_final(double before, double step) {
   const Level& final = level(final_);
   std::vector<int>& cut = cuts_[final_];
+  int t = 0;
+  while (t <= shares_ && before >= t * step) cut[t++] = 0;
+  const bool meet = t <= shares_ && before + cost() >= t * step;  // here, which they do in few of many tables
   const double each = final_ > 0 ? double(sizes_[final_].height) * sizes_[final_].depth * sizes_[final_].width : 0;
   const double row = fused_ ? double(cols_) * sizes_[last_level_].depth * joint_ : 0;
   double reached = before;
-  int t = 0;
-  for (int slot = 0; slot < final.count; ++slot) {
+  for (int slot = 0; meet && slot < final.count; ++slot) {
     while (t <= shares_ && reached >= t * step) cut[t++] = slot;
     const int prefix = prefix_at(final_, slot);
     const int begin = slab_->begin + (fused_ ? final.child[prefix] : prefix);
@@ -285,11 +288,17 @@ void Table<T, S>::pack_last() {
   for (int digit : level(last_level_).digit) {
     if (std::exchange(used_[digit], 1)) continue;
     const S* from = core(last_level_) + digit * size;
+    if constexpr (sizeof(S) == sizeof(T)) {
+      if (as_stored) {
+        transpose(depth, width, from, width, packed_t_.get() + digit * size);
+        continue;
+      }
+    }
     for (Int k = 0; k < depth; ++k) {
       for (Int j = 0; j < width; ++j) {
         for (Int a = 0; a < joint; ++a) {
           const T x = read<T>(from[(k * width + j) * joint + a]);
-          if (!as_stored) packed_[digit * size + (a * depth + k) * width + j] = x;
+          packed_[digit * size + (a * depth + k) * width + j] = x;
           if (transposed) packed_t_[digit * size + (a * width + j) * depth + k] = x;
         }
       }
