@@ -11,6 +11,15 @@ const S* Table<T, S>::grad_at(int occurrence) const {
   return static_cast<const S*>(q_.grad) + (has_bags() ? q_.bag[position] : position) * q_.grad_row;
 }
 
+// What comes back to a row is fetched while the one before it is computed: it is found by three others that are apart.
+template <class T, class S>
+void Table<T, S>::expect_gradient(int child) const {
+  const int row = slab_->begin + child;
+  const void* from = row_grads_ ? static_cast<const void*>(row_grads_.get() + row * cols_) : grad_at(plan_.first[row]);
+  const Int bytes = cols_ * Int(row_grads_ ? sizeof(T) : sizeof(S));
+  for (Int b = 0; b < bytes; b += 64) __builtin_prefetch(static_cast<const char*>(from) + b);
+}
+
 // Repeated rows are summed once, before anything is multiplied.
 template <class T, class S>
 const T* Table<T, S>::row_gradient(int row, T* room) const {
@@ -28,9 +37,15 @@ template <class T, class S>
 void Table<T, S>::collect(Int begin, Int end) {
   if (begin == 0) std::fill_n(row_grads_.get(), plan_.unique() * cols_, T(0));
   const S* from = static_cast<const S*>(q_.grad) + begin * q_.grad_row;
+  const int* inverse = plan_.inverse.data();
+  const Int ahead = end - begin;
+  __builtin_prefetch(inverse + end + ahead);  // memory of the runs to come, as in put
   for (Int i = begin; i < end; ++i, from += q_.grad_row) {
-    const int row = plan_.inverse[i];
-    if (row >= 0) add_few(cols_, from, row_grads_.get() + row * cols_);
+    if (i + ahead < plan_.indices) {
+      __builtin_prefetch(from + ahead * q_.grad_row);
+      __builtin_prefetch(row_grads_.get() + std::max(inverse[i + ahead], 0) * cols_, 1);
+    }
+    if (inverse[i] >= 0) add_few(cols_, from, row_grads_.get() + inverse[i] * cols_);
   }
 }
 
@@ -182,6 +197,7 @@ void Table<T, S>::start_back(int share) {
       const int prefix = level(final_).order[slot], row = slab_->begin + prefix;
       T* grad = room.grad + (slot - begin) * size;
       if (fused_) {
+        if (slot + 1 < end) expect_gradient(level(final_).child[level(final_).order[slot + 1]]);
         children_back(prefix, made + (slot - begin) * size, grad, last_grad(share), room);
       } else {
         const T* found = row_gradient(row, grad);
@@ -271,6 +287,10 @@ void Table<T, S>::settle_last(int share) {
       if (!one) continue;
       const T* from = one.get() + d * size;
       for (Int i = 0; i < size; ++i) sum[i] += from[i];
+    }
+    if (joint == 1 && !add_) {
+      transpose(width, depth, sum, depth, to);
+      continue;
     }
     for (Int k = 0; k < depth; ++k) {
       for (Int j = 0; j < width; ++j) {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "simd.hpp"
 
@@ -66,8 +67,10 @@ inline constexpr std::int64_t cached_bytes = 16 * 1024;  // of B, beyond which i
 template <class T, int W>
 void narrow(std::int64_t m, std::int64_t n, std::int64_t depth, Strided<T> a, const T* b, std::int64_t b_row, T* c,
             std::int64_t c_row, bool add) {
+  // The rows that are left over wait for their own sums: 16 are better cut into 8 and 8 than into 12 and 4.
+  const auto rows = m % 8 < m % 12 ? panel<T, W, 1, 8> : panel<T, W, 1, 12>;
   for (; n >= W; n -= W) {
-    panel<T, W, 1, 12>(m, depth, a, b, b_row, c, c_row, add);
+    rows(m, depth, a, b, b_row, c, c_row, add);
     b += W;
     c += W;
   }
@@ -155,6 +158,39 @@ void multiply_transposed(std::int64_t m, std::int64_t n, std::int64_t depth, con
       }
     }
     add = true;
+  }
+}
+
+// a[0], b[0], a[1], b[1] and so on.
+template <class T, class V, int... I>
+TB_INLINE void store_in_turns(T* to, V a, V b, std::integer_sequence<int, I...>) {
+  constexpr int W = sizeof...(I) / 2;
+  const auto both = __builtin_shufflevector(a, b, (I / 2 + I % 2 * W)...);
+  std::memcpy(to, &both, sizeof both);
+}
+
+// C (m x N) = A (m x depth) B for N of one or two columns, A transposed, (depth x m): vectors go along the rows of
+// C, whose columns would not fill one.
+template <class T, int N, int W = widest<T>>
+void few_columns(std::int64_t m, std::int64_t depth, const T* a_t, std::int64_t a_row, const T* b, T* c) {
+  static_assert(N <= 2);
+  using V = Vector<T, W>;
+  for (; m >= W; m -= W, a_t += W, c += N * W) {
+    V sums[N] = {};
+    for (std::int64_t k = 0; k < depth; ++k) {
+      const V left = load<V>(a_t + k * a_row);
+      TB_UNROLL for (int j = 0; j < N; ++j) sums[j] += b[k * N + j] * left;
+    }
+    if constexpr (N == 1) {
+      store(c, sums[0]);
+    } else if constexpr (W == 1) {
+      c[0] = sums[0], c[1] = sums[1];
+    } else {
+      store_in_turns(c, sums[0], sums[1], std::make_integer_sequence<int, 2 * W>());
+    }
+  }
+  if constexpr (W > 1) {
+    if (m > 0) few_columns<T, N, W / 2>(m, depth, a_t, a_row, b, c);
   }
 }
 

@@ -35,7 +35,7 @@ void sort_items(std::vector<Item<Key>>& items, Int rows) {
     return;
   }
   const int bits = std::max(1, int(std::bit_width(std::uint64_t(rows - 1))));
-  const int passes = (bits + 10) / 11;
+  const int passes = (bits + 11) / 12;  // counts of 12 bits fit into half of a first cache
   const int step = (bits + passes - 1) / passes;
   const Key mask = (Key(1) << step) - 1;
   std::vector<Item<Key>> other(items.size());
@@ -66,22 +66,22 @@ void find_rows(const Chain& chain, const Request& request, Plan& plan) {
   items.resize(kept);
   sort_items(items, chain.rows);
   plan.position.resize(kept);
-  plan.row.reserve(kept);
-  plan.first.reserve(kept + 1);
+  plan.row.resize(kept);
+  plan.first.resize(kept + 1);
+  if (request.for_bags || request.inverse) plan.inverse.assign(request.count, -1);
+  int* inverse = plan.inverse.empty() ? nullptr : plan.inverse.data();
+  int rows = 0;
+  // Whether a row is new is anyone's guess, also the processor's: all is written each time, and nothing branched on.
   for (Int i = 0; i < kept; ++i) {
-    plan.position[i] = items[i].position;
-    if (i == 0 || items[i].key != items[i - 1].key) {
-      plan.row.push_back(Int(items[i].key));
-      plan.first.push_back(int(i));
-    }
+    const auto [key, position] = items[i];
+    rows += i == 0 || key != items[i - 1].key;
+    plan.position[i] = position;
+    plan.row[rows - 1] = Int(key);
+    plan.first[rows] = int(i) + 1;
+    if (inverse) inverse[position] = rows - 1;
   }
-  plan.first.push_back(int(kept));
-  if (request.for_bags || request.inverse) {
-    plan.inverse.assign(request.count, -1);
-    for (int r = 0; r < plan.unique(); ++r) {
-      for (int i = plan.first[r]; i < plan.first[r + 1]; ++i) plan.inverse[plan.position[i]] = r;
-    }
-  }
+  plan.row.resize(rows);
+  plan.first.resize(rows + 1);
 }
 
 void sort_by_digit(Level& level, Int digits) {
@@ -112,17 +112,19 @@ std::vector<Level> find_levels(const Chain& chain, const Int* rows, int count, b
       const Key factor = Key(chain.row_factors[k]);
       Level& above = levels[k - 1];
       level.parent.resize(level.count);
+      above.child.resize(level.count + 1);
       int parents = 0;
-      for (int p = 0; p < level.count; ++p) {
+      Key before = 0;
+      for (int p = 0; p < level.count; ++p) {  // without branches, as above
         const Key prefix = values[p] / factor;
         level.digit[p] = int(values[p] - prefix * factor);
-        if (parents == 0 || values[parents - 1] != prefix) {
-          values[parents++] = prefix;  // never beyond p: what is overwritten was read
-          above.child.push_back(p);
-        }
+        parents += p == 0 || prefix != before;
+        before = prefix;
+        values[parents - 1] = prefix;  // never beyond p: what is overwritten was read
+        above.child[parents] = p + 1;
         level.parent[p] = parents - 1;
       }
-      above.child.push_back(level.count);
+      above.child.resize(parents + 1);
       values.resize(parents);
       if (k < chain.last() || last_by_digit) sort_by_digit(level, chain.row_factors[k]);
     }

@@ -60,6 +60,8 @@ class Table {
     for (int k = 0; k < chain_.order(); ++k) {
       sizes_.push_back({chain_.height(k), chain_.depth(k), chain_.width(k), chain_.slice_size(k), chain_.left_size(k)});
     }
+    // Sums are cut as those of other products are, which bits depend on.
+    if (fused_ && joint_ == 1 && closing_depth_ <= depth_block) narrow_ = narrow_product(sizes_[last_level_].width);
   }
 
   int slabs() const { return int(plan_.slabs.size()); }
@@ -116,6 +118,7 @@ class Table {
 
   const S* grad_at(int occurrence) const;
   T scale_at(int occurrence) const { return q_.scale ? T(q_.scale[plan_.position[occurrence]]) : T(1); }
+  void expect_gradient(int child) const;
   const T* row_gradient(int row, T* room) const;
   void scale_gradients(int row, const T* numbers) const;
   void sum_children(int k, int prefix, T* to, bool add) const;
@@ -129,6 +132,11 @@ class Table {
   void settle_last(int share);
 
   Int share_of(Int count, int share) const { return count * share / shares_; }
+
+  using NarrowProduct = void (*)(Int m, Int depth, const T* a_t, Int a_row, const T* b, T* c);
+  static NarrowProduct narrow_product(Int width) {  // of four columns, turning takes as long as it saves
+    return width == 1 ? few_columns<T, 1> : width == 2 ? few_columns<T, 2> : nullptr;
+  }
 
   struct Sizes {
     Int height, depth, width, slice, left;
@@ -154,6 +162,7 @@ class Table {
   Int closing_depth_, closing_width_;  // of the last core as one matrix: (joint, depth) x (digits, width)
   int neighbours_ = 0;                 // rows of a prefix made at once where the slab's follow one another, else 0
   std::vector<Sizes> sizes_;  // by level, as the chain has them: asked for at every row
+  NarrowProduct narrow_ = nullptr;  // what the last core is applied by if it has too few columns to fill a vector
   std::unique_ptr<T[]> rows_, row_grads_, pooled_, packed_, packed_t_, matrix_;
   std::vector<char> used_;   // by digit of the last core, whether a row of the slab has it; for packed slices only
   // The last core to compute with, matrix_ where rows are neighbours: (digits, joint, depth, width) in last_,
@@ -238,11 +247,13 @@ template <class T, class S>
 void Table<T, S>::cut_final(double before, double step) {
   const Level& final = level(final_);
   std::vector<int>& cut = cuts_[final_];
+  int t = 0;
+  while (t <= shares_ && before >= t * step) cut[t++] = 0;
+  const bool meet = t <= shares_ && before + cost() >= t * step;  // here, which they do in few of many tables
   const double each = final_ > 0 ? double(sizes_[final_].height) * sizes_[final_].depth * sizes_[final_].width : 0;
   const double row = fused_ ? double(cols_) * sizes_[last_level_].depth * joint_ : 0;
   double reached = before;
-  int t = 0;
-  for (int slot = 0; slot < final.count; ++slot) {
+  for (int slot = 0; meet && slot < final.count; ++slot) {
     while (t <= shares_ && reached >= t * step) cut[t++] = slot;
     const int prefix = prefix_at(final_, slot);
     const int begin = slab_->begin + (fused_ ? final.child[prefix] : prefix);
@@ -265,7 +276,7 @@ typename Table<T, S>::Scratch Table<T, S>::scratch(int k) const {
   const Int left = k > 0 ? rows * sizes_[k].depth : sizes_[0].slice;
   const Int slice = sizeof(S) == sizeof(T) || k == 0 ? 0 : sizes_[k].slice;
   const Int made = k > 0 ? rows * sizes_[k].width : sizes_[0].slice;
-  const Int turned = fused_ && joint_ > 1 ? sizes_[last_level_ - 1].left : 0;
+  const Int turned = narrow_ || (fused_ && joint_ > 1) ? sizes_[last_level_ - 1].left : 0;
   const Int neighbours = neighbours_ * cols_;
   T* at = arena<T>().take(left + slice + 2 * made + 2 * cols_ + packed_size<T> + 2 * turned + neighbours);
   Scratch room;
@@ -298,12 +309,22 @@ void Table<T, S>::pack_last() {
   for (int digit : level(last_level_).digit) {
     if (std::exchange(used_[digit], 1)) continue;
     const S* from = core(last_level_) + digit * size;
+    if constexpr (sizeof(S) == sizeof(T)) {
+      if (as_stored) {
+        if (transposed) transpose(depth, width, from, width, packed_t_.get() + digit * size);
+        if (neighbours_) {
+          T* to = matrix_.get() + digit * width;
+          for (Int k = 0; k < depth; ++k) copy_few(width, from + k * width, to + k * closing_width_);
+        }
+        continue;
+      }
+    }
     for (Int k = 0; k < depth; ++k) {
       for (Int j = 0; j < width; ++j) {
         for (Int a = 0; a < joint; ++a) {
           const T x = read<T>(from[(k * width + j) * joint + a]);
           const Int row = a * depth + k;
-          if (!as_stored) packed_[digit * size + row * width + j] = x;
+          packed_[digit * size + row * width + j] = x;
           if (transposed) packed_t_[digit * size + j * closing_depth_ + row] = x;
           if (neighbours_) matrix_[row * closing_width_ + digit * width + j] = x;
         }

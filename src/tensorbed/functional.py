@@ -143,7 +143,7 @@ def request_bags(
     reads = world is World.EAGER and reads_values(ids.device)
     if owner and (reads or world is not World.EAGER):  # whoever looks up checks too, and does not know the name
         ids = checked_indices(ids, structure.rows, world, owner)
-    if reads:
+    if reads and index.dim() == 1:  # bags that are rows of 2-D indices hold all of them
         end = int(bounds[-1]) if bounds.shape[0] > 1 else 0
         if end < ids.shape[0]:  # torch's kernels would count what is beyond the last bag into it
             checked_indices(ids[end:], structure.rows, world)

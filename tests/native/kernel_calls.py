@@ -21,6 +21,8 @@ CHAINS = {
     "train, order 3, by digit": Chain(990, (10, 9, 11), (1, 1, 49), (1, 5, 33, 1)),
     "train, order 3, a last core of megabytes": Chain(9_000, (2, 2, 2300), (2, 2, 15), (1, 3, 17, 1)),
     "train, order 3, rank 270": Chain(50, (3, 4, 5), (5, 1, 3), (1, 270, 259, 1)),
+    "train, order 3, two columns at last": Chain(1_000, (10, 9, 12), (9, 7, 2), (1, 16, 17, 1)),
+    "train, order 3, one column at last": Chain(500, (5, 9, 12), (3, 5, 1), (1, 7, 32, 1)),
     "train, order 4": Chain(2_000, (7, 5, 7, 11), (1, 3, 5, 7), (1, 7, 31, 3, 1)),
     "train, order 5": Chain(300, (2, 5, 3, 1, 13), (3, 1, 5, 1, 7), (1, 2, 17, 1, 4, 1)),
     "train, order 6": Chain(91, (2, 2, 2, 2, 3, 2), (1, 3, 1, 3, 1, 5), (1, 4, 9, 16, 8, 2, 1)),

@@ -23,6 +23,8 @@ def bounds_of(
     if index.dim() == 2:
         if offsets is not None:
             raise ValueError("offsets go with 1-D indices; each row of 2-D indices is a bag: leave offsets=None.")
+        if world is World.EAGER and index.shape[1]:  # in one operation; graphs should not ask for the size
+            return torch.arange(0, index.numel() + 1, index.shape[1], device=index.device)
         return torch.arange(index.shape[0] + 1, device=index.device) * index.shape[1]
     if index.dim() != 1:
         raise ValueError(f"indices of shape {tuple(index.shape)}: give 1-D with offsets, or 2-D, one bag a row.")

@@ -162,7 +162,8 @@ class Planned:
                 f"the gradient is {grad.dtype} of shape {tuple(grad.shape)}; the output was {self.dtype} of shape "
                 f"{(self.rows, sum(self.cols))}."
             )
-        made = [torch.empty(core.shape, dtype=wide, device=_CPU) for core in cores]
+        # Like the cores, which takes a third of the time that a shape does: a collection has hundreds of them.
+        made = [torch.empty_like(core, dtype=wide) for core in cores]
         scales = [None if n is None else torch.zeros(n, dtype=torch.float64, device=_CPU) for n in self.weighted]
         self.batch.backward(
             addresses,
