@@ -11,7 +11,8 @@ const S* Table<T, S>::grad_at(int occurrence) const {
   return static_cast<const S*>(q_.grad) + (has_bags() ? q_.bag[position] : position) * q_.grad_row;
 }
 
-// What comes back to a row is fetched while the one before it is computed: it is found by three others that are apart.
+// What comes back to the first row of a prefix is fetched while the prefix before it is computed: its place is known
+// from its occurrence, that from the position, and that from the bag, and all of them lie apart.
 template <class T, class S>
 void Table<T, S>::expect_gradient(int child) const {
   const int row = slab_->begin + child;
@@ -39,7 +40,7 @@ void Table<T, S>::collect(Int begin, Int end) {
   const S* from = static_cast<const S*>(q_.grad) + begin * q_.grad_row;
   const int* inverse = plan_.inverse.data();
   const Int ahead = end - begin;
-  __builtin_prefetch(inverse + end + ahead);  // memory of the runs to come, as in put
+  if (end + ahead < plan_.indices) __builtin_prefetch(inverse + end + ahead);  // memory of the runs to come, as in put
   for (Int i = begin; i < end; ++i, from += q_.grad_row) {
     if (i + ahead < plan_.indices) {
       __builtin_prefetch(from + ahead * q_.grad_row);

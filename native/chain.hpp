@@ -1,4 +1,4 @@
-// Sizes of a chain of cores, open (joint 1) or closed, as in tensorbed/contraction/chain.py.
+// Sizes of a chain of cores, open (joint 1) or closed, as in tensorbed/backends/chain.py.
 #pragma once
 
 #include <cstdint>

@@ -58,13 +58,13 @@ void Table<T, S>::make_children(int prefix, const T* left, const Scratch& room) 
     return;
   }
   const Int height = sizes_[last_level_].height, depth = closing_depth_;
-  if (narrow_) transpose(height, depth, left, depth, room.turned);
+  if (few_columns_) transpose(height, depth, left, depth, room.turned);
   for (int c = begin; c < end; ++c) {
     if (c + 1 < end) expect(c + 1);
     T* to = place(slab_->begin + c, room.row);
-    if (narrow_) {
+    if (few_columns_) {
       const T* right = last_ + level(last_level_).digit[c] * sizes_[last_level_].slice;
-      narrow_(height, depth, room.turned, height, right, to);
+      few_columns_(height, depth, room.turned, height, right, to);
     } else {
       make_row(left, c, to, room.packed);
     }
@@ -170,7 +170,7 @@ void Table<T, S>::put(Int begin, Int end) {
   S* to = static_cast<S*>(q_.out) + begin * q_.out_row;
   const int* inverse = plan_.inverse.data();
   const Int ahead = end - begin;
-  __builtin_prefetch(inverse + end + ahead);  // and of the run after it, where its rows are
+  if (end + ahead < plan_.indices) __builtin_prefetch(inverse + end + ahead);  // where the rows of a later run are
   for (Int i = begin; i < end; ++i, to += q_.out_row) {
     if (i + ahead < plan_.indices) {  // the memory of the next run is fetched in the meantime
       __builtin_prefetch(to + ahead * q_.out_row, 1);

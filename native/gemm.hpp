@@ -1,7 +1,8 @@
 // Small matrix products in registers: C (+)= A B, A by any strides, B and C by rows.
 //
 // Each number of C is one sum over ascending depth in blocks of `depth_block`, whatever the block of registers it falls
-// into: results do not depend on how work is cut.
+// into: results do not depend on how work is cut. For that every product must be fused with its sum, or none: loops are
+// written so that the compiler does not turn them into something else.
 #pragma once
 
 #include <algorithm>
@@ -68,7 +69,7 @@ template <class T, int W>
 void narrow(std::int64_t m, std::int64_t n, std::int64_t depth, Strided<T> a, const T* b, std::int64_t b_row, T* c,
             std::int64_t c_row, bool add) {
   // The rows that are left over wait for their own sums: 16 are better cut into 8 and 8 than into 12 and 4.
-  const auto rows = m % 8 < m % 12 ? panel<T, W, 1, 8> : panel<T, W, 1, 12>;
+  const auto rows = m % 8 < m % 12 % 8 ? panel<T, W, 1, 8> : panel<T, W, 1, 12>;
   for (; n >= W; n -= W) {
     rows(m, depth, a, b, b_row, c, c_row, add);
     b += W;
@@ -169,8 +170,9 @@ TB_INLINE void store_in_turns(T* to, V a, V b, std::integer_sequence<int, I...>)
   std::memcpy(to, &both, sizeof both);
 }
 
-// C (m x N) = A (m x depth) B for N of one or two columns, A transposed, (depth x m): vectors go along the rows of
-// C, whose columns would not fill one.
+// C (m x N) = A (m x depth) B for N of one or two columns and an even m, A transposed, (depth x m): vectors go along
+// the rows of C, whose columns would not fill one. A row left over would be a loop over numbers, whose products
+// compilers do not fuse with their sums.
 template <class T, int N, int W = widest<T>>
 void few_columns(std::int64_t m, std::int64_t depth, const T* a_t, std::int64_t a_row, const T* b, T* c) {
   static_assert(N <= 2);
@@ -183,13 +185,11 @@ void few_columns(std::int64_t m, std::int64_t depth, const T* a_t, std::int64_t 
     }
     if constexpr (N == 1) {
       store(c, sums[0]);
-    } else if constexpr (W == 1) {
-      c[0] = sums[0], c[1] = sums[1];
     } else {
       store_in_turns(c, sums[0], sums[1], std::make_integer_sequence<int, 2 * W>());
     }
   }
-  if constexpr (W > 1) {
+  if constexpr (W > 2) {
     if (m > 0) few_columns<T, N, W / 2>(m, depth, a_t, a_row, b, c);
   }
 }

@@ -60,8 +60,7 @@ class Table {
     for (int k = 0; k < chain_.order(); ++k) {
       sizes_.push_back({chain_.height(k), chain_.depth(k), chain_.width(k), chain_.slice_size(k), chain_.left_size(k)});
     }
-    // Sums are cut as those of other products are, which bits depend on.
-    if (fused_ && joint_ == 1 && closing_depth_ <= depth_block) narrow_ = narrow_product(sizes_[last_level_].width);
+    if (fused_ && joint_ == 1) few_columns_ = product_of_few(sizes_[last_level_]);
   }
 
   int slabs() const { return int(plan_.slabs.size()); }
@@ -133,14 +132,15 @@ class Table {
 
   Int share_of(Int count, int share) const { return count * share / shares_; }
 
-  using NarrowProduct = void (*)(Int m, Int depth, const T* a_t, Int a_row, const T* b, T* c);
-  static NarrowProduct narrow_product(Int width) {  // of four columns, turning takes as long as it saves
-    return width == 1 ? few_columns<T, 1> : width == 2 ? few_columns<T, 2> : nullptr;
-  }
-
   struct Sizes {
     Int height, depth, width, slice, left;
   };
+
+  using FewColumns = void (*)(Int m, Int depth, const T* a_t, Int a_row, const T* b, T* c);
+  static FewColumns product_of_few(const Sizes& last) {  // of four columns, transposing takes as long as it saves
+    if (last.depth > depth_block || last.height % 2) return nullptr;  // other sums, of which bits would differ
+    return last.width == 1 ? few_columns<T, 1> : last.width == 2 ? few_columns<T, 2> : nullptr;
+  }
 
   Lookup& q_;
   const Chain& chain_;
@@ -162,10 +162,10 @@ class Table {
   Int closing_depth_, closing_width_;  // of the last core as one matrix: (joint, depth) x (digits, width)
   int neighbours_ = 0;                 // rows of a prefix made at once where the slab's follow one another, else 0
   std::vector<Sizes> sizes_;  // by level, as the chain has them: asked for at every row
-  NarrowProduct narrow_ = nullptr;  // what the last core is applied by if it has too few columns to fill a vector
+  FewColumns few_columns_ = nullptr;  // what the last core is applied by if it has too few columns to fill a vector
   std::unique_ptr<T[]> rows_, row_grads_, pooled_, packed_, packed_t_, matrix_;
-  std::vector<char> used_;   // by digit of the last core, whether a row of the slab has it; for packed slices only
-  // The last core to compute with, matrix_ where rows are neighbours: (digits, joint, depth, width) in last_,
+  std::vector<char> used_;  // by digit of the last core, whether a row of the slab has it; only where it is packed
+  // The last core to compute with, matrix_ where neighbours are made: (digits, joint, depth, width) in last_,
   // (digits, width, joint, depth) in packed_t_, (joint, depth, digits, width) in matrix_.
   const T* last_ = nullptr;
 };
@@ -276,7 +276,7 @@ typename Table<T, S>::Scratch Table<T, S>::scratch(int k) const {
   const Int left = k > 0 ? rows * sizes_[k].depth : sizes_[0].slice;
   const Int slice = sizeof(S) == sizeof(T) || k == 0 ? 0 : sizes_[k].slice;
   const Int made = k > 0 ? rows * sizes_[k].width : sizes_[0].slice;
-  const Int turned = narrow_ || (fused_ && joint_ > 1) ? sizes_[last_level_ - 1].left : 0;
+  const Int turned = few_columns_ || (fused_ && joint_ > 1) ? sizes_[last_level_ - 1].left : 0;
   const Int neighbours = neighbours_ * cols_;
   T* at = arena<T>().take(left + slice + 2 * made + 2 * cols_ + packed_size<T> + 2 * turned + neighbours);
   Scratch room;
@@ -300,11 +300,12 @@ void Table<T, S>::pack_last() {
   const Int size = sizes_[last_level_].slice, digits = chain_.row_factors[last_level_];
   const bool as_stored = joint == 1 && sizeof(S) == sizeof(T);
   const bool transposed = !q_.core_grads.empty();
+  const bool joined = neighbours_ && !transposed;  // forward makes neighbours by the matrix, and backward by packed_t_
   if (!as_stored) packed_ = room_for<T>(digits * size);
   if (transposed) packed_t_ = room_for<T>(digits * size);
-  if (neighbours_) matrix_ = room_for<T>(digits * size);
+  if (joined) matrix_ = room_for<T>(digits * size);
   last_ = as_stored ? reinterpret_cast<const T*>(core(last_level_)) : packed_.get();
-  if (as_stored && !transposed && !neighbours_) return;
+  if (as_stored && !transposed && !joined) return;
   used_.assign(digits, 0);
   for (int digit : level(last_level_).digit) {
     if (std::exchange(used_[digit], 1)) continue;
@@ -312,7 +313,7 @@ void Table<T, S>::pack_last() {
     if constexpr (sizeof(S) == sizeof(T)) {
       if (as_stored) {
         if (transposed) transpose(depth, width, from, width, packed_t_.get() + digit * size);
-        if (neighbours_) {
+        if (joined) {
           T* to = matrix_.get() + digit * width;
           for (Int k = 0; k < depth; ++k) copy_few(width, from + k * width, to + k * closing_width_);
         }
@@ -326,7 +327,7 @@ void Table<T, S>::pack_last() {
           const Int row = a * depth + k;
           packed_[digit * size + row * width + j] = x;
           if (transposed) packed_t_[digit * size + j * closing_depth_ + row] = x;
-          if (neighbours_) matrix_[row * closing_width_ + digit * width + j] = x;
+          if (joined) matrix_[row * closing_width_ + digit * width + j] = x;
         }
       }
     }

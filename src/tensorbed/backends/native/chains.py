@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tensorbed import _native
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_CPU = torch.device("cpu")  # said of every tensor made here: the kernels write to it, whatever the default device
+_CPU = torch.device("cpu")  # the kernels write to what is made here, whatever the default device
 
 
 class Table(NamedTuple):
