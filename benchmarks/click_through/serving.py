@@ -43,11 +43,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with nullcontext(kept) if options.keep else TemporaryDirectory(dir=options.out) as folder:
         raw, data, runs = (Path(folder) / name for name in ("raw.tsv", "data", options.config))
         floors = [] if data.exists() else preparation(raw, data, options.rows)
-        if not runs.exists():
+        if not list(runs.glob("click_through/*/model.pt")):  # or training was stopped
             size = ("--config", options.config, "--epochs", "1", "--validations", "1", "--rows", str(_TRAINED))
-            experiment(*size, "--data", str(data), "--out", str(runs), "--results", str(runs), "--keep-model")
+            places = ("--data", str(data), "--out", str(runs), "--results", str(runs))
+            experiment(*size, *places, "--keep-model", "--restart")
         (checkpoint,) = (runs / "click_through").iterdir()
-        floors += scoring(Scorer(checkpoint, data), first_rows(raw, max(_SINGLE + _WARM, BATCH)))
+        floors += scoring(Scorer(checkpoint, data), first_rows(raw, max(_SINGLE + _WARM, (_WARM + 1) * BATCH)))
     console.print(floors_sheet(floors).rich())
 
 
@@ -87,7 +88,7 @@ def first_rows(raw: Path, count: int) -> list[bytes]:
 
 
 def scoring(scorer: Scorer, lines: Sequence[bytes]) -> list[Floor]:
-    """Of single rows, none of them seen before, and of a batch beside the forward pass of training."""
+    """Of single rows, none of them seen before, and of batches beside the forward pass of training."""
     floors, all_threads = [], torch.get_num_threads()
     for threads in sorted({1, all_threads}):
         torch.set_num_threads(threads)
@@ -95,12 +96,13 @@ def scoring(scorer: Scorer, lines: Sequence[bytes]) -> list[Floor]:
         single = [milliseconds(partial(scorer.scores, [line])) for line in lines[: _SINGLE + _WARM]]
         told = counted_threads(threads)
         floors.append(Floor("one row scored, median ms", told, 2, median(single[_WARM:]), False, ""))
-    batch = lines[:BATCH]
-    ids = torch.from_numpy(scorer.ids(batch))
-    calls = partial(scorer.model, ids), partial(scorer.scores, batch)
-    in_turn = [[milliseconds(call) for call in calls] for _ in range(_WARM)]  # a busy moment is one for both
-    ratio = median(whole / forward for forward, whole in in_turn)
-    about = f"{len(batch):,} rows scored, times training's forward pass"
+    size = min(BATCH, len(lines) // 2)
+    first, *batches = (lines[at : at + size] for at in range(0, len(lines) - size + 1, size))
+    ids = torch.from_numpy(scorer.ids(first))
+    # In turns, so that a busy moment is one for both; each batch is a new one, as a stream's are.
+    calls = [(partial(scorer.model, ids), partial(scorer.scores, batch)) for batch in batches]
+    ratio = median(milliseconds(score) / milliseconds(forward) for forward, score in calls)
+    about = f"{size:,} new rows scored, times training's forward pass"
     return [*floors, Floor(about, counted_threads(all_threads), 1, ratio, False)]
 
 

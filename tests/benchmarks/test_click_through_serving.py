@@ -28,7 +28,10 @@ def test_kept_files_are_taken_again(tmp_path, monkeypatch, capfd):
     def experiment(command, *arguments):
         asked.append(command)
         if command == "--config":
-            (tmp_path / "5-rows" / "criteo-tt1" / "click_through" / "model").mkdir(parents=True)
+            run = tmp_path / "5-rows" / "criteo-tt1" / "click_through" / "run"
+            run.mkdir(parents=True, exist_ok=True)
+            if asked.count(command) > 1:  # the first one is stopped
+                (run / "model.pt").touch()
         elif command == "generate":
             (tmp_path / "5-rows" / "raw.tsv").touch()
         else:
@@ -38,7 +41,7 @@ def test_kept_files_are_taken_again(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(serving, "experiment", experiment)
     monkeypatch.setattr(serving, "Scorer", lambda checkpoint, data: None)
     monkeypatch.setattr(serving, "scoring", lambda scorer, lines: [serving.Floor("scored", "", 1, 1, True)])
-    for preparations in (1, 0):
+    for preparations in (1, 0, 0):
         serving.main(["--rows", "5", "--keep", "--out", str(tmp_path)])
         assert capfd.readouterr().out.count("rows/s") == preparations
-    assert asked == ["generate", "prepare", "--config"]
+    assert asked == ["generate", "prepare", "--config", "--config"]

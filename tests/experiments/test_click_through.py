@@ -312,6 +312,26 @@ def test_one_value_is_found_where_many_are():
     assert found_codes(known, codes, list(given)).tolist() == list(given.values())
 
 
+def test_one_call_at_a_time_uses_what_a_scorer_keeps(criteo, kept_model, monkeypatch):
+    """Threads that wrote to the same memory got wrong scores."""
+    scorer, held = Scorer(kept_model, criteo.folder), []
+    for keeper, name in ((scorer, "served"), (scorer.at_hand, "find"), (scorer.at_hand, "keep")):
+        real = getattr(keeper, name)
+
+        def watched(*given, real=real):
+            held.append(scorer.lock.locked())
+            return real(*given)
+
+        monkeypatch.setattr(keeper, name, watched)
+    rows = [row.encode() for row in tiny.criteo_rows()[:3]]
+    scorer.scores(rows[:2])
+    scorer.ids(rows)
+    assert held == [True] * 5
+    with pytest.raises(ExperimentError):
+        scorer.scores([b"bad"])
+    assert not scorer.lock.locked()
+
+
 def test_scoring_needs_the_maps_and_no_rows(criteo, kept_model, tmp_path):
     rows = [row.encode() for row in tiny.criteo_rows()[:5]]
     expected = Scorer(kept_model, criteo.folder).scores(rows)

@@ -42,7 +42,7 @@ class AtHand:
         self.kept += len(numbers)
         while len(numbers):
             slots = self._slots(head, tail)
-            self.head[slots], self.tail[slots], self.numbers[slots] = head, tail, numbers
+            self.head[slots], self.numbers[slots], self.tail[slots] = head, numbers, tail
             lost = self._has_other(slots, head, tail)  # of several fields that were given one slot the last one has it
             head, tail, numbers = head[lost], tail[lost], numbers[lost]
 

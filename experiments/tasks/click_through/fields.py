@@ -12,7 +12,7 @@ from experiments.tasks.click_through.criteo import FEATURES, FIELDS
 Array = np.ndarray[Any, Any]
 
 _WORD = np.dtype("<u8")
-_LONGEST = 12  # bytes of a field that two words hold: a good one has at most 11
+_LONGEST = 11  # bytes of a good field; two words hold twelve
 _PADDING = bytes(2 * _WORD.itemsize)  # both words of the last field can be read
 _TAB, _NEWLINE, _ONE = b"\t\n1"
 # What of eight bytes belongs to a field of so many, and what of the four after them, which stand in the upper half.
@@ -44,9 +44,9 @@ class Fields(NamedTuple):
 
 
 def fields_of(lines: Sequence[bytes], labelled: bool) -> Fields | None:
-    """Of lines that have as many fields as are needed, and a label if they should; ``None`` if one is bad by that.
+    """Of lines that have as many fields as are needed, none of them too long, and a label if they should.
 
-    The features themselves are not looked at.
+    ``None`` if a line is bad by that; nothing else is asked of the fields.
     """
     needed = FIELDS if labelled else FIELDS - 1
     text = b"\n".join(lines)
@@ -65,12 +65,14 @@ def fields_of(lines: Sequence[bytes], labelled: bool) -> Fields | None:
     if labelled and ((lengths[:, 0] != 1).any() or (signs[by_row[:, 0] - 1] | 1 != _ONE).any()):
         return None
     length = lengths[:, -len(FEATURES) :].ravel()
+    if length.max(initial=0) > _LONGEST:
+        return None
     start = by_row[:, -len(FEATURES) :].ravel() - length
-    return Fields(text, start, length, *_words(text, start, np.minimum(length, _LONGEST)))
+    return Fields(text, start, length, *_words(text, start, length))
 
 
 def _words(text: bytes, start: Array, length: Array) -> tuple[Array, Array]:
-    """Heads and tails of fields, cut to the length that they hold."""
+    """Heads and tails of fields."""
     at = np.ndarray(len(text) - _WORD.itemsize + 1, _WORD, text, strides=(1,))  # the word that begins at each byte
     head = at.take(start)
     head &= _HEAD.take(length)
@@ -78,5 +80,6 @@ def _words(text: bytes, start: Array, length: Array) -> tuple[Array, Array]:
     tail <<= _WORD.type(32)
     tail &= _TAIL.take(length)
     tail |= length.astype(_WORD)
-    tail.reshape(-1, len(FEATURES))[:] |= _FEATURE
+    by_row = tail.reshape(-1, len(FEATURES))
+    by_row |= _FEATURE
     return head, tail

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Scorer:
-    """A model and the maps of the data it was trained with."""
+    """A model and the maps of the data it was trained with. Threads that share one take turns."""
 
     def __init__(self, checkpoint: Path, data: Path) -> None:
         settings, tensors = trained(checkpoint, "click_through", ClickThroughSettings)
@@ -45,37 +46,47 @@ class Scorer:
         self.model.eval()
         self.served = ServedModel(self.model, settings.full_up_to)
         self.at_hand = AtHand()
+        self.lock = threading.Lock()  # what is at hand, and the memory that layers write to, are of one call at a time
 
     def scores(self, lines: Sequence[bytes], number: int = 1, labelled: bool = True) -> list[float]:
-        """The probability of a click for each of some raw lines, the first of which has this number."""
-        probabilities: list[float] = self.served(torch.from_numpy(self.ids(lines, number, labelled))).sigmoid().tolist()
+        """The probability of a click for each of some raw lines, the first of which has this number.
+
+        All of them have a label, which is not looked at further, or none has and ``labelled`` is false.
+        """
+        with self.lock:
+            ids = torch.from_numpy(self._ids(lines, number, labelled))
+            probabilities: list[float] = self.served(ids).sigmoid().tolist()
         return probabilities
 
     def ids(self, lines: Sequence[bytes], number: int = 1, labelled: bool = True) -> Array:  # -> (rows, features)
         """Numbers of the values, that of unseen ones where the maps have none; an error for a bad line."""
+        with self.lock:
+            return self._ids(lines, number, labelled)
+
+    def _ids(self, lines: Sequence[bytes], number: int, labelled: bool) -> Array:
         numbers = np.empty((len(lines), len(FEATURES)), np.int64)
         for start in range(0, len(lines), _LINES):
             some = lines[start : start + _LINES]
-            found = self.numbers(some, labelled)
+            found = self._ids_of_some(some, labelled)
             if found is None:
                 raise bad_line(some, number + start, labelled)
             numbers[start : start + _LINES] = found
         return numbers
 
-    def numbers(self, lines: Sequence[bytes], labelled: bool) -> Array | None:
+    def _ids_of_some(self, lines: Sequence[bytes], labelled: bool) -> Array | None:
         """The same of lines that go together, or ``None`` if one is bad."""
         fields = fields_of(lines, labelled)
         if fields is None:
             return None
         numbers, missing = self.at_hand.find(fields.head, fields.tail)
         if len(missing):
-            found = self.found(fields, missing)
+            found = self._sought(fields, missing)
             if found is None:
                 return None
             numbers[missing] = found
         return numbers.reshape(len(lines), len(FEATURES))
 
-    def found(self, fields: Fields, missing: Array) -> list[int] | None:
+    def _sought(self, fields: Fields, missing: Array) -> list[int] | None:
         """Numbers of fields that are not at hand, and are from now on; ``None`` if one is bad.
 
         Fields at hand are good ones, and need not be looked at.

@@ -41,7 +41,8 @@ class ServedModel:
 class JoinedTables:
     """The values of a collection whose tables of few rows are full, and joined to one.
 
-    For a row that comes alone, a call for each of them takes longer than what is computed.
+    For a row that comes alone, a call for each of them takes longer than what is computed. The full ones are copied.
+    Ids are those of the maps: none is checked.
 
     Shape:
         - ids: ``(batch, features)``
