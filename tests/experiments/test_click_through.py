@@ -4,7 +4,6 @@ import itertools
 import math
 import os
 
-import numpy as np
 import pytest
 import small_files as tiny
 import torch
@@ -31,8 +30,6 @@ from experiments.tasks.click_through.scoring import (
     Scorer,
     blocks_of_lines,
     checked_row,
-    found_code,
-    found_codes,
     has_label,
 )
 from experiments.tasks.click_through.task import area_under_curve
@@ -303,13 +300,6 @@ def test_lines_are_good_or_bad_together_as_they_are_alone(criteo, kept_model, la
     assert 9 < len(accepted) < len(lines) // 2
     together = scorer.ids(accepted, 2, labelled)
     assert together.tolist() == [scorer.ids([line], 2, labelled)[0].tolist() for line in accepted]
-
-
-def test_one_value_is_found_where_many_are():
-    known, codes = np.array([b"", b"05db9164", b"68fd1e64", b"9"]), np.array([1, 4, 2, 3], dtype=np.int32)
-    given = {"": 1, "05db9164": 4, "68fd1e64": 2, "9": 3, "05db916": 0, "05db91640": 0, "0": 0, "a": 0}
-    assert {value: found_code(known, codes, value) for value in given} == given
-    assert found_codes(known, codes, list(given)).tolist() == list(given.values())
 
 
 def test_one_call_at_a_time_uses_what_a_scorer_keeps(criteo, kept_model, monkeypatch):

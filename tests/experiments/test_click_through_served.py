@@ -10,9 +10,11 @@ import numpy as np
 
 from experiments.tasks.click_through import at_hand
 from experiments.tasks.click_through.at_hand import AtHand
+from experiments.tasks.click_through.codes import Codes, found_code, found_codes
 from experiments.tasks.click_through.criteo import FEATURES
 from experiments.tasks.click_through.fields import fields_of
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings
+from experiments.tasks.click_through.prepared import UNSEEN, map_files
 from experiments.tasks.click_through.served import ServedModel
 
 
@@ -46,6 +48,36 @@ def test_text_is_where_its_field_says():
         assert fields.some(np.arange(len(expected))) == expected
 
 
+def test_one_value_is_found_where_many_are():
+    known, codes = np.array([b"", b"05db9164", b"68fd1e64", b"9"]), np.array([1, 4, 2, 3], dtype=np.int32)
+    given = {"": 1, "05db9164": 4, "68fd1e64": 2, "9": 3, "05db916": 0, "05db91640": 0, "0": 0, "a": 0}
+    assert {value: found_code(known, codes, value) for value in given} == given
+    assert found_codes(known, codes, list(given)).tolist() == list(given.values())
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 64, 1000])
+def test_categories_are_found_by_their_words_as_by_their_texts(tmp_path, count):
+    draw = np.random.default_rng(count)
+    drawn = [f"{number:x}"[: 1 + number % 8] for number in draw.integers(2**28, 2**32, 2 * count).tolist()]
+    texts = ["", "0", "00000000", "ffffffff", "f", *dict.fromkeys(["12345678", *drawn])]
+    known = dict.fromkeys(["12345678", *draw.permutation(texts[6:])[: count - 1].tolist()])
+    values = np.array(sorted(known), dtype="S8")
+    codes = draw.permutation(np.arange(1, 1 + len(values), dtype=np.int32))
+    for path, array in zip(map_files(tmp_path, "C1"), (values, codes), strict=True):
+        np.save(path, array)
+    expected = [dict(zip(sorted(known), codes.tolist(), strict=True)).get(text, UNSEEN) for text in texts]
+    fields = fields_of(lines_of(*(text.encode() for text in texts)), labelled=True)
+    places = np.arange(len(texts)) * len(FEATURES) + FEATURES.index("C1")
+    found = Codes(tmp_path, "C1", "none")
+    assert found.by_words
+    assert found(fields, places).tolist() == expected
+    assert [found(fields, place).item() for place in places[:, None]] == expected
+    for wrong in (b"g", b"1234567G", b"/", b":", b"`", b"A", b"1 ", b"123456789"):
+        spoiled = fields_of(lines_of(b"12345678", wrong), labelled=True)
+        assert found(spoiled, places[:2]) is None
+        assert found(spoiled, places[1:2]) is None
+
+
 @pytest.fixture
 def few_slots(monkeypatch):
     monkeypatch.setattr(at_hand, "_BITS", 8)
@@ -69,6 +101,14 @@ def test_what_is_at_hand_is_what_was_kept_last(few_slots):
         table.keep(head[first], tail[first], new)
         kept.update(zip([keys[place] for place in first], new.tolist(), strict=True))
         assert table.kept == len(kept) <= 128
+
+
+def test_a_field_given_twice_is_kept(few_slots):
+    table, head, tail = AtHand(), np.array([5, 6, 5], np.uint64), np.ones(3, np.uint64)
+    table.keep(head, tail, np.array([50, 60, 50]))
+    numbers, missing = table.find(head, tail)
+    assert numbers.tolist() == [50, 60, 50]
+    assert not len(missing)
 
 
 def test_more_fields_than_there_is_room_for_are_not_kept(few_slots):

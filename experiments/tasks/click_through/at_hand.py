@@ -30,7 +30,7 @@ class AtHand:
         return self.numbers.take(slots), np.flatnonzero(self.tail.take(slots) == 0)
 
     def keep(self, head: Array, tail: Array, numbers: Array) -> None:  # (n,)
-        """Fields that are not here, each given once.
+        """Fields that are not here; one that is given twice takes the room of two.
 
         At most half of the slots are taken, so that searches are short: where there is no room those kept before go,
         and more than there is room for are not kept.

@@ -14,14 +14,15 @@ import torch
 from experiments.lab.checkpoints import fill, trained
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.click_through.at_hand import AtHand
-from experiments.tasks.click_through.criteo import FEATURES, FIELDS, GOOD_FIELDS, NUMBERS, number_in_bins, problem
+from experiments.tasks.click_through.codes import Codes
+from experiments.tasks.click_through.criteo import FEATURES, FIELDS, problem
 from experiments.tasks.click_through.fields import Fields, fields_of
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings
-from experiments.tasks.click_through.prepared import DATASETS, UNSEEN, Prepared, checksum, map_files
+from experiments.tasks.click_through.prepared import DATASETS, Prepared, checksum
 from experiments.tasks.click_through.served import ServedModel
 
 _BLOCK = 1 << 20  # bytes that are read at a time, or as many as there are
-_LINES = 512  # read together: their arrays stay in the processor's cache, and what was missing is at hand for the next
+_LINES = 1024  # read together: their arrays stay in the processor's cache, and what was missing is at hand for the next
 Array = np.ndarray[Any, Any]
 
 
@@ -37,7 +38,7 @@ class Scorer:
             told = f"{data} has the maps of another data set than {checkpoint} was trained with"
             raise ExperimentError(f"{told}; give the --data of its run.")
         bins = str(prepared.options["bins"])
-        self.codes = [Codes(map_files(data, name), bins if name in NUMBERS else None) for name in prepared.tables]
+        self.codes = [Codes(data, name, bins) for name in prepared.tables]
         if checksum(data, prepared.tables) != prepared.maps:
             told = f"{data}: the maps (*.values.npy and *.codes.npy) are not those that were written"
             raise ExperimentError(f"{told}, as their checksum tells; copy the --data of the run anew.")
@@ -86,66 +87,23 @@ class Scorer:
             numbers[missing] = found
         return numbers.reshape(len(lines), len(FEATURES))
 
-    def _sought(self, fields: Fields, missing: Array) -> list[int] | None:
+    def _sought(self, fields: Fields, missing: Array) -> Array | None:
         """Numbers of fields that are not at hand, and are from now on; ``None`` if one is bad.
 
         Fields at hand are good ones, and need not be looked at.
         """
-        places: dict[int, dict[str, int]] = {}  # of a feature's different fields, by the first of each
-        features, texts = (missing % len(FEATURES)).tolist(), fields.some(missing)
-        for place, feature, field in zip(missing.tolist(), features, texts, strict=True):
-            places.setdefault(feature, {}).setdefault(field, place)
-        known: dict[int, dict[str, int]] = {}
-        for feature, own in places.items():
-            if not all(map(GOOD_FIELDS[FEATURES[feature]].fullmatch, own)):
-                return None
-            known[feature] = dict(zip(own, self.codes[feature](list(own)), strict=True))
-        first = np.array([place for own in places.values() for place in own.values()])
-        numbers = np.array([code for own in known.values() for code in own.values()])
-        self.at_hand.keep(fields.head[first], fields.tail[first], numbers)
-        return [known[feature][field] for feature, field in zip(features, texts, strict=True)]
-
-
-class Codes:
-    """Numbers of a feature's fields, from the sorted arrays."""
-
-    def __init__(self, files: tuple[Path, Path], bins: str | None) -> None:
-        self.known, self.numbers = map(mapped, files)
-        self.bins = bins  # of a number, None for a category
-
-    def __call__(self, fields: Sequence[str]) -> list[int]:
-        values = fields if self.bins is None else [field and number_in_bins(field, self.bins) for field in fields]
-        if len(values) == 1:
-            return [found_code(self.known, self.numbers, values[0])]
-        numbers: list[int] = found_codes(self.known, self.numbers, values).tolist()
+        features, numbers = missing % len(FEATURES), np.empty(len(missing), np.int64)
+        order = features.argsort(kind="stable")
+        ends = np.bincount(features, minlength=len(FEATURES)).cumsum().tolist()
+        for codes, start, end in zip(self.codes, [0, *ends], ends, strict=False):
+            if start < end:
+                own = order[start:end]
+                found = codes(fields, missing[own])
+                if found is None:
+                    return None
+                numbers[own] = found
+        self.at_hand.keep(fields.head[missing], fields.tail[missing], numbers)
         return numbers
-
-
-def mapped(path: Path) -> Array:
-    """An array that stays in its file; as a plain one, since the class of such arrays makes each look at it slow."""
-    try:
-        return np.asarray(np.lib.format.open_memmap(path, mode="r"))
-    except (OSError, ValueError) as error:
-        told = f"{path} is missing, damaged or cut short: {str(error).rstrip('.')}"
-        raise ExperimentError(f"{told}; copy the --data of the run anew.") from None
-
-
-def found_codes(known: Array, codes: Array, values: Sequence[str]) -> Array:
-    """The number beside each value in the sorted array; a value too long for the array is in none."""
-    given = np.array(values, dtype=np.bytes_)
-    sought = given.astype(known.dtype)  # or else the whole array would be made as wide as the values
-    places = known.searchsorted(sought)
-    places[places == len(known)] = 0  # any place will do: what stands there is another value
-    return np.where(known[places] == given, codes[places], np.int32(UNSEEN))
-
-
-def found_code(known: Array, codes: Array, value: str) -> int:
-    """The same of one value: arrays of one take four times as long to make as it takes to find it."""
-    sought = value.encode()
-    if len(sought) > known.itemsize:
-        return UNSEEN
-    place = int(known.searchsorted(sought))
-    return int(codes[place]) if place < len(known) and known[place] == sought else UNSEEN
 
 
 def has_label(first: bytes) -> bool:
