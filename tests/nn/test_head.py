@@ -552,6 +552,19 @@ def test_tiles_cover_every_vector_and_row_once(tokens, budget):
         assert max(at.stop - at.start for at in groups) <= tiling.group
 
 
+def test_a_block_that_all_groups_of_vectors_meet_is_cast_once(monkeypatch):
+    """Under autocast each group read the whole table once more."""
+    head, x = tb.Head(256, 8000, tb.Dense(), bias=False), torch.randn(512, 256)
+    tiling = choose(Task.of(head.structure, 512, 4, None, trains=True, at_once=True))
+    assert (tiling.passes, tiling.height) == (GROUPS, 8000)
+    assert len(tiling.groups()) > 2
+    read, real = [], type(head.structure).block
+    monkeypatch.setattr(type(head.structure), "block", lambda *given: read.append(given) or real(*given))
+    with torch.autocast("cpu", torch.bfloat16):
+        head.loss(x, torch.arange(512)).backward()
+    assert len(read) == 1
+
+
 def test_scores_of_few_vectors_are_all_kept_where_the_table_is_larger():
     """Its gradient is written once then; scores of many vectors are held a part at a time."""
     structure = tb.Head(384, 30_522, tb.Dense(), device="meta").structure

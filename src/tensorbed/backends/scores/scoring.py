@@ -219,13 +219,18 @@ class RowScores(Scores):
         self._written: set[int] = set()
         known = self.impl != "auto" and self.impl in self.structure.impls
         self.rows_impl = self.impl if known else "auto"
+        self.last: tuple[int, int] | None = None  # a block that can be opened once more as it is
 
     def open(self, start: int, stop: int) -> None:
         super().open(start, stop)
+        self.block_grad: Tensor | None = None
+        if (start, stop) == self.last:
+            return
+        self.block = self.made = torch.empty(0)  # the block before is held no longer
         with recording(bool(self.made_of)):
             self.made = self.structure.block(self.tensors, start, stop, self.rows_impl)
         self.block = self.made.detach().to(self.dtype)
-        self.block_grad: Tensor | None = None
+        self.last = None if self.made_of else (start, stop)
 
     def write(self, vectors: Vectors, out: Tensor) -> None:
         torch.mm(self.block, vectors.data, out=out)
@@ -258,7 +263,9 @@ class RowScores(Scores):
         if self.block_grad is not None:
             leaves = [self.tensors[name] for name in self.made_of]
             self.add(self.made_of, torch.autograd.grad(self.made, leaves, self.block_grad, allow_unused=True))
-        del self.made, self.block, self.block_grad
+        self.block_grad = None
+        if self.last is None:
+            del self.made, self.block
 
 
 def add_product(total: Tensor, a: Tensor, b: Tensor) -> Tensor:  # (h, w), (h, d), (d, w)
