@@ -90,6 +90,16 @@ def test_dropout_is_where_marian_has_its_own(monkeypatch):
         assert (mine != pytest.approx(plain, rel=1e-4)) == training
 
 
+def test_what_layers_add_is_born_smaller_than_what_they_are_added_to():
+    model = model_of(layers=2, dim=64, heads=2, inner=128)
+    deviations = {name: float(p.detach().std()) * 64**0.5 for name, p in model.named_parameters() if p.dim() == 2}
+    adding = {name for name in deviations if name.endswith(("out_proj.weight", "fc2.weight"))}
+    assert len(adding) == 2 * (2 + 3)
+    for name, deviation in deviations.items():
+        if "embed_positions" not in name:
+            assert deviation == pytest.approx(0.5 if name in adding else 1, rel=0.05), name
+
+
 def test_plain_and_fused_attention_agree(monkeypatch):
     def figures(has_accelerator):
         monkeypatch.setattr(torch.accelerator, "is_available", lambda: has_accelerator)
