@@ -1,5 +1,7 @@
 """What makes serving fast: fields as words, a hash table of them, and a model that scores only."""
 
+import copy
+
 import pytest
 import small_files as tiny
 import torch
@@ -8,14 +10,14 @@ pytest.importorskip("accelerate")
 
 import numpy as np
 
-from experiments.tasks.click_through import at_hand
+from experiments.tasks.click_through import at_hand, served
 from experiments.tasks.click_through.at_hand import AtHand
 from experiments.tasks.click_through.codes import Codes, found_code, found_codes
 from experiments.tasks.click_through.criteo import FEATURES
 from experiments.tasks.click_through.fields import fields_of
 from experiments.tasks.click_through.model import ClickModel, ClickThroughSettings
 from experiments.tasks.click_through.prepared import UNSEEN, map_files
-from experiments.tasks.click_through.served import ServedModel
+from experiments.tasks.click_through.served import PackedLayers, ServedModel
 
 
 def lines_of(*fields):
@@ -119,20 +121,38 @@ def test_more_fields_than_there_is_room_for_are_not_kept(few_slots):
     assert table.find(head, tail)[1].tolist() == list(range(129))
 
 
+def small_model(full_up_to=30, hidden=8, **options):
+    """Of tables some of which may be full, with ids for it."""
+    sizes = {"day": 7, "user": 5000, "book": 3000, "year": 30, "page": 20, "shop": 4000}
+    options = {"format": "tensor_train", "rank": 2, "full_up_to": full_up_to, "hidden": hidden, **options}
+    model = ClickModel(ClickThroughSettings(dataset="criteo", row="tiny", dim=8, **options), sizes).eval()
+    return model, torch.stack([torch.randint(rows, (50,)) for rows in sizes.values()], 1)
+
+
 @pytest.mark.parametrize("interaction", [False, True])
 @pytest.mark.parametrize("full_up_to", [0, 30, 10_000])
-def test_a_served_model_has_the_scores_of_the_model(full_up_to, interaction):
+def test_a_served_model_has_the_scores_of_the_model(full_up_to, interaction, monkeypatch):
     """Bit for bit, whichever tables are full: none, some of them, all."""
-    sizes = {"day": 7, "user": 5000, "book": 3000, "year": 30, "page": 20, "shop": 4000}
-    options = {"format": "tensor_train", "rank": 2, "full_up_to": full_up_to, "interaction": interaction}
-    settings = ClickThroughSettings(dataset="criteo", row="tiny", dim=8, hidden=8, **options)
-    model = ClickModel(settings, sizes).eval()
-    served = ServedModel(model, full_up_to)
-    ids = torch.stack([torch.randint(rows, (50,)) for rows in sizes.values()], 1)
+    monkeypatch.setattr(served, "PACKS", False)
+    model, ids = small_model(full_up_to, interaction=interaction)
+    serving = ServedModel(model, full_up_to)
     with torch.inference_mode():
         for some in (ids, ids[:1], ids[:20], ids):
-            assert torch.equal(served(some), model(some))
+            assert torch.equal(serving(some), model(some))
     before = model(ids)
     assert before.requires_grad
-    served(ids)
+    serving(ids)
     assert torch.equal(model(ids), before)
+
+
+@pytest.mark.skipif(not served.PACKS, reason="torch has no oneDNN here")
+def test_packed_layers_are_as_near_to_the_exact_scores_as_the_model_is():
+    model, ids = small_model(hidden=256)
+    with torch.inference_mode():
+        exact = copy.deepcopy(model).double()(ids)
+        error = (model(ids) - exact).abs().max()
+        assert error > 0
+        packed = ServedModel(model, 30)
+        assert isinstance(packed.body, PackedLayers)
+        for some in (ids, ids[:1], ids[:20]):
+            torch.testing.assert_close(packed(some), exact[: len(some)].float(), rtol=0, atol=2 * float(error))

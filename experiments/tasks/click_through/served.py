@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import accumulate, cycle, groupby
 from typing import Any
 
@@ -12,9 +13,12 @@ from torch import Tensor, nn
 import tensorbed as tb
 from experiments.tasks.click_through.model import ClickModel
 
+# Products of weights in oneDNN's own order, with the bias and the ReLU in one pass: what torch.compile calls on a CPU.
+PACKS = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
 
 class ServedModel:
-    """The scores of a model, bit for bit, in less time.
+    """The scores of a model in less time: of layers that are not packed bit for bit, else as near to the exact ones.
 
     Shape:
         - ids: ``(batch, features)``
@@ -24,18 +28,41 @@ class ServedModel:
     def __init__(self, model: ClickModel, full_up_to: int) -> None:
         self.model = model
         self.tables = JoinedTables(model.features, full_up_to)
-        *self.layers, self.last = (part for part in model.body if isinstance(part, nn.Linear))
-        # Layers write to these in turn: a batch spends a twentieth of its time on new memory otherwise.
-        self.hidden = [torch.empty(0), torch.empty(0)]
+        *layers, self.last = (part for part in model.body if isinstance(part, nn.Linear))
+        self.body = PackedLayers(layers) if PACKS else PlainLayers(layers)
 
     @torch.inference_mode()
     def __call__(self, ids: Tensor) -> Tensor:
-        values = self.model.inputs(self.tables(ids))
-        for layer, out in zip(self.layers, cycle(self.hidden), strict=False):
-            out.resize_(len(ids), layer.out_features)
-            values = torch.addmm(layer.bias, values, layer.weight.T, out=out).relu_()
-        score: Tensor = self.last(values).squeeze(1)
+        score: Tensor = self.last(self.body(self.model.inputs(self.tables(ids)))).squeeze(1)
         return score
+
+
+class PlainLayers:
+    """ReLU layers one after another, as the model has them; ``(batch, in) -> (batch, out)``."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self.layers = layers
+        # Layers write to these in turn: a batch spends a twentieth of its time on new memory otherwise.
+        self.hidden = [torch.empty(0), torch.empty(0)]
+
+    def __call__(self, values: Tensor) -> Tensor:
+        for layer, out in zip(self.layers, cycle(self.hidden), strict=False):
+            out.resize_(len(values), layer.out_features)
+            values = torch.addmm(layer.bias, values, layer.weight.T, out=out).relu_()
+        return values
+
+
+class PackedLayers:
+    """The same by weights that are packed once, as they are now."""
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        pack = torch.ops.mkldnn._reorder_linear_weight
+        self.layers = [(pack(layer.weight.detach()), layer.bias.detach().clone()) for layer in layers]
+
+    def __call__(self, values: Tensor) -> Tensor:
+        for weight, bias in self.layers:
+            values = torch.ops.mkldnn._linear_pointwise(values, weight, bias, "relu", [], "")
+        return values
 
 
 class JoinedTables:
