@@ -164,6 +164,16 @@ def test_beams_find_translations_that_are_at_least_as_likely():
             assert likelihood(8) >= likelihood(1) - 1e-4
 
 
+@pytest.mark.parametrize("beams", [1, 4])
+def test_no_translation_is_empty(beams):
+    """Beams without a length penalty found the end likelier than a sentence of a dozen tokens."""
+    model = model_of()
+    model.marian.final_logits_bias[0, END] = 50.0
+    translated = model(SOURCE, beams=beams)
+    assert (translated[:, 0] != END).all()
+    assert (translated[:, 1:] == END).all()
+
+
 def test_rows_differ_in_their_table_alone():
     def body(**table):
         tensors = model_of(**table).state_dict()

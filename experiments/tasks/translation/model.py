@@ -110,7 +110,8 @@ class Translator(nn.Module):
     def translated(self, source: Tensor, beams: int) -> Tensor:  # (batch, length) -> (batch, its length)
         """The likeliest translations that beams find, each with its end, and ends after it.
 
-        A translation is at most twice as long as the longest source beside it, and ten tokens more.
+        A translation is at most twice as long as the longest source beside it, and ten tokens more. It has a token at
+        least: without a length penalty a smoothed model finds none likelier than a dozen.
         """
         from transformers import GenerationConfig
 
@@ -118,6 +119,7 @@ class Translator(nn.Module):
         config = GenerationConfig(
             num_beams=beams,
             length_penalty=0.0 if beams > 1 else None,
+            min_new_tokens=1,
             max_new_tokens=min(self.marian.config.max_position_embeddings, 2 * source.shape[1] + 10),
             eos_token_id=END,
             pad_token_id=END,
