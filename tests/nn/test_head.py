@@ -9,6 +9,8 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tensorbed as tb
+from tensorbed.backends.scores.scoring import RowScores
+from tensorbed.structures.tensor_train import TensorTrainMatrix
 from tensorbed.testing import assert_near
 from tensorbed.testing.samples import most_held
 from tensorbed.vocabulary.tiling import GROUPS, ONCE, TWICE, Task, choose, considered
@@ -552,9 +554,10 @@ def test_tiles_cover_every_vector_and_row_once(tokens, budget):
         assert max(at.stop - at.start for at in groups) <= tiling.group
 
 
-def test_a_block_that_all_groups_of_vectors_meet_is_cast_once(monkeypatch):
+@pytest.mark.parametrize("format", [tb.Dense(), tb.LowRank(rank=8)])
+def test_a_block_that_all_groups_of_vectors_meet_is_cast_once(format, monkeypatch):
     """Under autocast each group read the whole table once more."""
-    head, x = tb.Head(256, 8000, tb.Dense(), bias=False), torch.randn(512, 256)
+    head, x = tb.Head(256, 8000, format, bias=False), torch.randn(512, 256)
     tiling = choose(Task.of(head.structure, 512, 4, None, trains=True, at_once=True))
     assert (tiling.passes, tiling.height) == (GROUPS, 8000)
     assert len(tiling.groups()) > 2
@@ -563,6 +566,23 @@ def test_a_block_that_all_groups_of_vectors_meet_is_cast_once(monkeypatch):
     with torch.autocast("cpu", torch.bfloat16):
         head.loss(x, torch.arange(512)).backward()
     assert len(read) == 1
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_rows_that_are_made_are_dropped(trained, monkeypatch):
+    """Tables in bands held a block of each band otherwise, up to the whole table."""
+    held, real = [], RowScores.close
+
+    def close(scores):
+        real(scores)
+        held.append(hasattr(scores, "block") or hasattr(scores, "made"))
+
+    monkeypatch.setattr(RowScores, "close", close)
+    monkeypatch.setattr(TensorTrainMatrix, "scorings", lambda structure: [structure.by_rows(0)])
+    head = tb.Head(64, 2000, tb.TensorTrain(rank=4), bias=False).requires_grad_(trained)
+    head.loss(torch.randn(300, 64), torch.arange(300))
+    assert len(held) > 2
+    assert not any(held)
 
 
 def test_scores_of_few_vectors_are_all_kept_where_the_table_is_larger():

@@ -207,7 +207,10 @@ class Scores(ABC):
 
 
 class RowScores(Scores):
-    """``structure.block`` times ``structure.turned``: rows that are made, multiplied and dropped."""
+    """``structure.block`` times ``structure.turned``: rows that are made, multiplied and dropped.
+
+    One that is a whole tensor in another precision is kept: every group of vectors would read it anew.
+    """
 
     any_layout = True
 
@@ -219,18 +222,18 @@ class RowScores(Scores):
         self._written: set[int] = set()
         known = self.impl != "auto" and self.impl in self.structure.impls
         self.rows_impl = self.impl if known else "auto"
-        self.last: tuple[int, int] | None = None  # a block that can be opened once more as it is
+        self.recorded = bool(self.made_of) and self.slice_of is None
+        self.whole = False  # whether the block is all rows of a tensor, and can be opened once more as it is
 
     def open(self, start: int, stop: int) -> None:
         super().open(start, stop)
         self.block_grad: Tensor | None = None
-        if (start, stop) == self.last:
+        if self.whole:
             return
-        self.block = self.made = torch.empty(0)  # the block before is held no longer
         with recording(bool(self.made_of)):
             self.made = self.structure.block(self.tensors, start, stop, self.rows_impl)
         self.block = self.made.detach().to(self.dtype)
-        self.last = None if self.made_of else (start, stop)
+        self.whole = self.structure.row_tensor is not None and not self.recorded and stop - start == self.rows
 
     def write(self, vectors: Vectors, out: Tensor) -> None:
         torch.mm(self.block, vectors.data, out=out)
@@ -264,7 +267,7 @@ class RowScores(Scores):
             leaves = [self.tensors[name] for name in self.made_of]
             self.add(self.made_of, torch.autograd.grad(self.made, leaves, self.block_grad, allow_unused=True))
         self.block_grad = None
-        if self.last is None:
+        if not self.whole:
             del self.made, self.block
 
 
