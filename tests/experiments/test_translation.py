@@ -291,7 +291,8 @@ def test_a_run_learns_tells_and_leaves_a_model_that_translates(trained_model):
     assert "translating" in done.stderr
     assert re.search(r"3 lines in \d+\.\d s, [\d.,]+ a second", done.stderr)
     assert translate("the big man sees", "--beam", "4").stdout.splitlines() == [lines[2]]
-    assert translate("").stdout == ""
+    of_nothing = translate("")
+    assert (of_nothing.exit_code, of_nothing.stdout) == (0, "")
     assert "standard input, line 2: not UTF-8" in str(translate(b"a\n\xff\n").exception)
     assert "standard input, line 2: a sentence of" in str(translate("a\n" + tiny.LONG).exception)
 

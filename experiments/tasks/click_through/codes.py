@@ -30,7 +30,7 @@ class Codes:
         self.known, self.numbers = map(mapped, map_files(data, name))
         self.bins = bins if name in NUMBERS else None  # None for a category
         self.good = GOOD_FIELDS[name]
-        self.by_words = self.bins is None and self.known.dtype.itemsize == _WORD.itemsize and len(self.known) > 0
+        self.by_words = self.bins is None and self.known.dtype.itemsize == _WORD.itemsize
 
     def __call__(self, fields: Fields, places: Array) -> Array | None:  # (n,) -> (n,)
         """Of the fields at some places; ``None`` if one is bad."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ class Scorer:
         features, numbers = missing % len(FEATURES), np.empty(len(missing), np.int64)
         order = features.argsort(kind="stable")
         ends = np.bincount(features, minlength=len(FEATURES)).cumsum().tolist()
-        for codes, start, end in zip(self.codes, [0, *ends], ends, strict=False):
+        for codes, (start, end) in zip(self.codes, pairwise([0, *ends]), strict=True):
             if start < end:
                 own = order[start:end]
                 found = codes(fields, missing[own])

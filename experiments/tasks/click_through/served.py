@@ -14,7 +14,8 @@ import tensorbed as tb
 from experiments.tasks.click_through.model import ClickModel
 
 # Products of weights in oneDNN's own order, with the bias and the ReLU in one pass: what torch.compile calls on a CPU.
-PACKS = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+_NEEDED = ("_linear_pointwise", "_reorder_linear_weight")
+PACKS = torch.backends.mkldnn.is_available() and all(hasattr(torch.ops.mkldnn, name) for name in _NEEDED)
 
 
 class ServedModel:

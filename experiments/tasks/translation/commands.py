@@ -45,8 +45,9 @@ def translate(
         )
         for line, german in zip(lines, written, strict=True):
             typer.echo(german if line else "")
-    seconds = time.perf_counter() - begun
-    typer.echo(f"{len(lines):,} lines in {seconds:.1f} s, {len(lines) / seconds:,.1f} a second", err=True)
+    if lines:
+        seconds = time.perf_counter() - begun
+        typer.echo(f"{len(lines):,} lines in {seconds:.1f} s, {len(lines) / seconds:,.1f} a second", err=True)
 
 
 def standard_input(content: bytes) -> Iterator[str]:
@@ -63,7 +64,9 @@ def translations(
     model: Translator, tokenizer: Any, sources: Sentences, tokens: int, beams: int, advance: Callable[[int], None]
 ) -> Iterator[str]:
     """In the order of the sources, a block of them at a time; ``advance`` is told how many more are done."""
-    for numbers in torch.arange(len(sources.lengths)).split(_BLOCK):
+    count = len(sources.lengths)
+    for first in range(0, count, _BLOCK):
+        numbers = torch.arange(first, min(first + _BLOCK, count))
         block = sources.subset(numbers)
         texts = [""] * len(numbers)
         for part in Pairs(block, block).batches(tokens):

@@ -131,7 +131,7 @@ class Translator(nn.Module):
 
 @torch.no_grad()
 def soften(marian: nn.Module, factor: float) -> None:
-    """Make what each attention and inner layer adds so much smaller at birth, as GPT-2 does.
+    """Make what each attention and inner layer adds so much smaller at birth, much as GPT-2 does.
 
     Norms stand after the sums in Marian's layers: with branches as large as what they are added to, the decoder takes
     three times as many steps until it attends to the source.
