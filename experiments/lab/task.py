@@ -121,12 +121,20 @@ def tables(model: nn.Module) -> list[Any]:
     return list(once.values())
 
 
-def decaying(model: nn.Module) -> list[dict[str, Any]]:
-    """Groups for an optimiser: weights of the body decay; tables, biases and norms do not."""
-    kept = {id(tensor) for layer in tables(model) for tensor in layer.parameters()}
-    weights = [tensor for tensor in model.parameters() if tensor.dim() == 2 and id(tensor) not in kept]
-    others = [tensor for tensor in model.parameters() if tensor.dim() != 2 or id(tensor) in kept]
-    return [{"params": weights}, {"params": others, "weight_decay": 0.0}]
+def decaying(model: nn.Module, **of_tables: float) -> list[dict[str, Any]]:
+    """Groups for an optimiser: weights of the body decay; biases, norms and tables do not.
+
+    The tables are the last group, with what is given for them, such as ``lr``.
+    """
+    kept = {id(tensor): tensor for layer in tables(model) for tensor in layer.parameters()}
+    body = [tensor for tensor in model.parameters() if id(tensor) not in kept]
+    weights = [tensor for tensor in body if tensor.dim() == 2]
+    others = [tensor for tensor in body if tensor.dim() != 2]
+    return [
+        {"params": weights},
+        {"params": others, "weight_decay": 0.0},
+        {"params": list(kept.values()), "weight_decay": 0.0, **of_tables},
+    ]
 
 
 def task_folders() -> dict[str, Path]:

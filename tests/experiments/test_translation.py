@@ -235,6 +235,21 @@ def train(row, how):
     return train_task(TASK, row, how)
 
 
+@pytest.mark.parametrize("table", [FULL, TRAIN], ids=["full", "tt"])
+def test_the_table_moves_at_a_rate_of_its_own(table, how):
+    row = settings(**table, lr=1e-3, table_rate=16.0)
+    run = Training(TASK, row, how(), TASK.load(row, how().data))
+    rates = {
+        id(p): rate
+        for rate, group in zip(run.scheduler.base_lrs, run.optimizer.param_groups, strict=True)
+        for p in group["params"]
+    }
+    of_table = {id(p) for layer in tables(run.plain) for p in layer.parameters()}
+    assert len(rates) == len(list(run.plain.parameters()))
+    assert {rates[each] for each in of_table} == {1.6e-2}
+    assert {rate for each, rate in rates.items() if each not in of_table} == {1e-3}
+
+
 def test_bleu_is_of_all_sentences_in_their_order(multi30k, how):
     """With a model that writes each target for its source, whatever the order of the batches."""
     pytest.importorskip("sacrebleu")

@@ -48,7 +48,7 @@ class Translation(Task):
         return ByTokens(pairs, settings.batch, settings.seed, evenly(steps, settings.validations))
 
     def parameters(self, settings: TranslationSettings, model: nn.Module) -> Iterable[Any]:
-        return decaying(model)
+        return decaying(model, lr=settings.table_rate * settings.lr)
 
     def count(self, batch: Batch) -> float:
         return float((batch["target"] != PAD).sum())
