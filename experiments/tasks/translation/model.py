@@ -126,7 +126,8 @@ class Translator(nn.Module):
             pad_token_id=END,
             decoder_start_token_id=END,
         )
-        written: Tensor = self.marian.generate(input_ids=words, attention_mask=known, generation_config=config)
+        with self.marian.lm_head.table_held():  # each step scores a few vectors
+            written: Tensor = self.marian.generate(input_ids=words, attention_mask=known, generation_config=config)
         return written[:, 1:]  # without the start
 
 
