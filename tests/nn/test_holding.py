@@ -72,14 +72,16 @@ def test_where_gradients_are_asked_for_nothing_is_held(tables_made):
 
 
 @torch.no_grad()
-def test_after_the_context_nothing_is_left():
-    head = head_of()
+def test_after_the_outermost_context_nothing_is_left(tables_made):
+    head, h = head_of(), torch.randn(2, 24)
     tensors = list(head.state_dict())
     with head.table_held():
+        head(h)
+        with head.table_held():
+            head(h)
         with pytest.raises(ValueError, match="last size must be 24"), head.table_held():
-            head(torch.randn(2, 23))
-        assert head.held is not None
-        assert head.held.table is None
-        head(torch.randn(2, 24))
+            head(h[:, 1:])
+        head(h)
         assert list(head.state_dict()) == tensors
+    assert len(tables_made) == 1
     assert head.held is None

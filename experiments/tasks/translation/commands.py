@@ -38,7 +38,8 @@ def translate(
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     low = torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == "bf16")  # as its test sets were
     begun = time.perf_counter()
-    with Progress(*columns, console=Console(stderr=True)) as shown, low:
+    held = model.marian.lm_head.table_held()
+    with Progress(*columns, console=Console(stderr=True)) as shown, low, held:
         bar = shown.add_task("translating", total=len(lines))
         written = translations(
             model.eval(), tokenizer, sources, settings.batch, beam or settings.beam, partial(shown.advance, bar)

@@ -307,8 +307,8 @@ class Head(StructuredTable):
         """Inside this context the head makes its table once, and keeps it for all logits without gradients.
 
         Each step of a generation scores a few vectors, for which a head makes its rows anew. With the table held it is
-        as fast as the layer that was compressed and takes as much memory, which is free again afterwards. Changes of
-        the tensors inside are not seen. :meth:`loss`, :meth:`topk` and :meth:`sample` hold nothing, as ever.
+        as fast as the layer that was compressed and takes as much memory, which is free again after the outermost such
+        context. Changes of the tensors inside are not seen. :meth:`loss`, :meth:`topk` and :meth:`sample` hold nothing.
 
         Example::
 
@@ -316,7 +316,7 @@ class Head(StructuredTable):
             >>> with torch.no_grad(), head.table_held():
             ...     scores = [head(torch.randn(4, 64)) for _ in range(3)]
         """
-        before, self.held = self.held, HeldTable()
+        before, self.held = self.held, self.held or HeldTable()
         try:
             yield
         finally:
