@@ -321,6 +321,28 @@ def test_a_run_learns_tells_and_leaves_a_model_that_translates(trained_model):
     assert "has no model yet" in str(translate("a").exception)
 
 
+def test_losses_by_frequency_are_those_of_the_validation(trained_model, multi30k):
+    record, folder = trained_model
+
+    def by_frequency(*folders):
+        models = [f"--checkpoint={folder}" for folder in folders]
+        return CliRunner().invoke(app, ["translation", "by-frequency", *models, "--data", str(multi30k)])
+
+    done = by_frequency(folder, folder)
+    assert done.exit_code == 0, done.exception
+    lines = re.findall(r"([\d,]+) to ([\d,]+)\D+(\d+) %\D+([\d.]+)\D+([\d.]+)", done.stdout)
+    *parts, whole = [[float(number.replace(",", "")) for number in line] for line in lines]
+    assert [first - 1 for first, *_ in parts] == [0, *(end for _, end, *_ in parts[:-1])]
+    assert sum(share for _, _, share, *_ in parts) == pytest.approx(100, abs=3)
+    assert whole[2:] == [100, *[pytest.approx(record["val_loss"], abs=0.006)] * 2]
+    assert sum(share * loss for _, _, share, loss, _ in parts) / 100 == pytest.approx(whole[3], abs=0.05)
+
+    other = folder.parent / "other"
+    other.mkdir()
+    translated_by_untrained(other)
+    assert "compare models of one dataset" in str(by_frequency(folder, other).exception)
+
+
 def translated_by_untrained(folder, without="", **options):
     """What became of the command ``translate`` with a model that was drawn at random, perhaps without a tensor."""
     words = trained_tokenizer(["a dog"], 280)

@@ -28,27 +28,37 @@ def translate(
     beam: Annotated[int | None, typer.Option(min=1, help="left out, as many as its test sets had")] = None,
 ) -> None:
     """Translate lines of English from standard input into lines of German."""
-    settings, tensors = trained(checkpoint, "translation", TranslationSettings)
-    tokenizer = tokenizer_of(tensors, checkpoint)
-    model = Translator(settings, tokenizer.get_vocab_size(), tokenizer.to_str())
-    fill(model, tensors, checkpoint)
+    settings, tokenizer, model = opened(checkpoint)
     lines = list(standard_input(sys.stdin.buffer.read()))
     sources = Sentences.of(encoded(tokenizer, lines))
     check_positions(sources, settings.positions, range(1, len(lines) + 1), "standard input, line {}".format)
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
-    low = torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == "bf16")  # as its test sets were
     begun = time.perf_counter()
     held = model.marian.lm_head.table_held()
-    with Progress(*columns, console=Console(stderr=True)) as shown, low, held:
+    with Progress(*columns, console=Console(stderr=True)) as shown, low_precision(settings), held:
         bar = shown.add_task("translating", total=len(lines))
         written = translations(
-            model.eval(), tokenizer, sources, settings.batch, beam or settings.beam, partial(shown.advance, bar)
+            model, tokenizer, sources, settings.batch, beam or settings.beam, partial(shown.advance, bar)
         )
         for line, german in zip(lines, written, strict=True):
             typer.echo(german if line else "")
     if lines:
         seconds = time.perf_counter() - begun
         typer.echo(f"{len(lines):,} lines in {seconds:.1f} s, {len(lines) / seconds:,.1f} a second", err=True)
+
+
+def opened(checkpoint: Path) -> tuple[TranslationSettings, Any, Translator]:
+    """A trained model with its settings and its tokeniser, ready to translate."""
+    settings, tensors = trained(checkpoint, "translation", TranslationSettings)
+    tokenizer = tokenizer_of(tensors, checkpoint)
+    model = Translator(settings, tokenizer.get_vocab_size(), tokenizer.to_str())
+    fill(model, tensors, checkpoint)
+    return settings, tokenizer, model.eval()
+
+
+def low_precision(settings: TranslationSettings) -> torch.autocast:
+    """As the test sets were computed in."""
+    return torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == "bf16")
 
 
 def standard_input(content: bytes) -> Iterator[str]:

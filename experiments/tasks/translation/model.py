@@ -95,7 +95,7 @@ class Translator(nn.Module):
         """
         return self.translated(source, beams) if target is None else self.loss(source, target)
 
-    def loss(self, source: Tensor, target: Tensor) -> Tensor:  # -> ()
+    def loss(self, source: Tensor, target: Tensor, reduction: str = "sum") -> Tensor:  # -> (), or that of the target
         """Exact, over all tokens, and without their scores; smoothed in training."""
         words, known = without_padding(source)
         before, _ = without_padding(F.pad(target[:, :-1], (1, 0), value=END))
@@ -104,7 +104,7 @@ class Translator(nn.Module):
         ).last_hidden_state
         smoothing = self.label_smoothing if self.training else 0.0
         loss: Tensor = self.marian.lm_head.loss(
-            decoded, target, label_smoothing=smoothing, ignore_index=PAD, reduction="sum"
+            decoded, target, label_smoothing=smoothing, ignore_index=PAD, reduction=reduction
         )
         return loss
 

@@ -17,6 +17,7 @@ from experiments.lab.task import Task, decaying
 from experiments.tasks.translation import bleu
 from experiments.tasks.translation.commands import translate
 from experiments.tasks.translation.data import ByTokens, Corpus, load
+from experiments.tasks.translation.frequencies import by_frequency
 from experiments.tasks.translation.model import PAD, TranslationSettings, Translator
 from experiments.tasks.translation.tokens import sentence
 
@@ -31,7 +32,7 @@ class Translation(Task):
     metrics = (Metric("BLEU", digits=2, unit="BLEU"),)
     tests = ("test", "test2017", "test2018", "mscoco")  # a dataset has the first one at least
     stage = "step"
-    commands: ClassVar = {"translate": translate}
+    commands: ClassVar = {"translate": translate, "by-frequency": by_frequency}
 
     def load(self, settings: TranslationSettings, folder: Path | None) -> Corpus:
         bleu.metric()  # before anything long is begun
