@@ -23,12 +23,12 @@ from experiments.lab.task import find, tables
 from experiments.lab.training import Training
 from experiments.lab.training import train as train_task
 from experiments.tasks.translation.bleu import bleu, signature
-from experiments.tasks.translation.model import END, PAD, Translator
+from experiments.tasks.translation.model import END, PAD, Translator, scored_by_table
 from experiments.tasks.translation.tokens import trained_tokenizer
 
 TASK = find("translation")
 SIZE = {"vocabulary": 280, "dim": 8, "layers": 1, "heads": 2, "inner": 16, "dropout": 0.0, "positions": 40}
-SIZE |= {"batch": 120, "steps": 6, "validations": 2, "precision": "fp32"}
+SIZE |= {"batch": 120, "steps": 6, "validations": 2, "precision": "fp32", "table_rate": 1.0}
 FULL = {"format": "full"}
 TRAIN = {"format": "tt", "ratio": 4.0}
 
@@ -172,6 +172,33 @@ def test_no_translation_is_empty(beams):
     translated = model(SOURCE, beams=beams)
     assert (translated[:, 0] != END).all()
     assert (translated[:, 1:] == END).all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("low", [False, True], ids=["fp32", "bf16"])
+def test_steps_multiply_with_the_table_where_the_head_would_do_more(low):
+    h = torch.randn(3, 2, 8)
+
+    def scores(**table):
+        marian = model_of(vocabulary=280, **table).marian
+        head = marian.lm_head
+        with torch.autocast("cpu", torch.bfloat16, enabled=low):
+            expected = head(h)
+            with scored_by_table(marian, 6):
+                by_table, given = marian.lm_head is not head, marian.lm_head(h)
+        told, near = head.explain(6), 0.02 if low else 1e-5
+        assert given.dtype == expected.dtype
+        torch.testing.assert_close(given, expected, rtol=near, atol=near)
+        assert marian.lm_head is head
+        assert by_table == (told.multiply_adds > told.multiply_adds_dense)
+        with pytest.raises(ZeroDivisionError), scored_by_table(marian, 6):
+            raise ZeroDivisionError
+        assert marian.lm_head is head
+        return by_table
+
+    assert scores(format="tt", rank=12)
+    assert not scores(format="lr", rank=2)
+    assert not scores(**FULL)
 
 
 def test_rows_differ_in_their_table_alone():
@@ -340,7 +367,7 @@ def test_losses_by_frequency_are_those_of_the_validation(trained_model, multi30k
     other = folder.parent / "other"
     other.mkdir()
     translated_by_untrained(other)
-    assert "compare models of one dataset" in str(by_frequency(folder, other).exception)
+    assert "compare models of one dataset and vocabulary" in str(by_frequency(folder, other).exception)
 
 
 def translated_by_untrained(folder, without="", **options):

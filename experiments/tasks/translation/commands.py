@@ -34,8 +34,7 @@ def translate(
     check_positions(sources, settings.positions, range(1, len(lines) + 1), "standard input, line {}".format)
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     begun = time.perf_counter()
-    held = model.marian.lm_head.table_held()
-    with Progress(*columns, console=Console(stderr=True)) as shown, low_precision(settings), held:
+    with Progress(*columns, console=Console(stderr=True)) as shown, precision_of(settings):
         bar = shown.add_task("translating", total=len(lines))
         written = translations(
             model, tokenizer, sources, settings.batch, beam or settings.beam, partial(shown.advance, bar)
@@ -56,8 +55,8 @@ def opened(checkpoint: Path) -> tuple[TranslationSettings, Any, Translator]:
     return settings, tokenizer, model.eval()
 
 
-def low_precision(settings: TranslationSettings) -> torch.autocast:
-    """As the test sets were computed in."""
+def precision_of(settings: TranslationSettings) -> torch.autocast:
+    """That which the test sets were computed in."""
     return torch.autocast("cpu", torch.bfloat16, enabled=settings.precision == "bf16")
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from experiments.lab.errors import ExperimentError
 from experiments.lab.files import check_folder
-from experiments.tasks.translation.commands import low_precision, opened
+from experiments.tasks.translation.commands import opened, precision_of
 from experiments.tasks.translation.data import numbered, texts_of
 from experiments.tasks.translation.model import PAD
 
@@ -29,38 +29,39 @@ def by_frequency(
     shown = Table("tokens, by frequency", "share")
     columns: list[tuple[Tensor, Tensor]] = []
     for path in checkpoint:
-        row, tokens, losses = token_losses(path, data)
+        name, tokens, losses = token_losses(path, data)
         if columns and not torch.equal(tokens, columns[0][0]):
             raise ExperimentError(
-                f"{path}: its tokens are not those of {checkpoint[0]}; compare models of one dataset."
+                f"{path}: its tokens are not those of {checkpoint[0]}; compare models of one dataset and vocabulary."
             )
         columns.append((tokens, losses))
-        shown.add_column(row, justify="right")
+        shown.add_column(name, justify="right")
     for first, end in bands(int(columns[0][0].max()) + 1):
         within = [(tokens >= first) & (tokens < end) for tokens, _ in columns]
         means = [f"{losses[these].mean():.2f}" for (_, losses), these in zip(columns, within, strict=True)]
-        shown.add_row(f"{first + 1:,} to {end:,}", f"{100 * within[0].double().mean():.0f} %", *means)
+        if within[0].any():
+            shown.add_row(f"{first + 1:,} to {end:,}", f"{100 * within[0].double().mean():.0f} %", *means)
     Console().print(shown)
 
 
 def bands(tokens: int) -> list[tuple[int, int]]:
-    """First token and end of each band, of which the next has four times as many tokens, and of all of them."""
+    """First token and end of each band: each ends at four times the end of the one before. The last one is of all."""
     edges = [0, *(4**k for k in range(2, 16) if 4**k < tokens), tokens]
     return [*pairwise(edges), (0, tokens)]
 
 
 @torch.no_grad()
 def token_losses(checkpoint: Path, data: Path | None) -> tuple[str, Tensor, Tensor]:
-    """The name of a model's row, every token that it has to predict on validation, and the loss of each."""
+    """Which model it is, every token that it has to predict on validation, and the loss of each."""
     settings, tokenizer, model = opened(checkpoint)
     texts = texts_of(settings, data, "validation")[: settings.pairs]
     pairs = numbered(settings, tokenizer, "validation", texts)
     tokens, losses = [], []
     for numbers in track(pairs.batches(settings.batch), settings.row, console=Console(stderr=True), transient=True):
         batch = pairs.batch(numbers)
-        with low_precision(settings):
+        with precision_of(settings):
             of_batch = model.loss(batch["source"], batch["target"], reduction="none")
         known = batch["target"] != PAD
         tokens.append(batch["target"][known])
         losses.append(of_batch[known].float())
-    return settings.row, torch.cat(tokens), torch.cat(losses)
+    return f"{settings.row}, seed {settings.seed}", torch.cat(tokens), torch.cat(losses)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,7 +34,7 @@ class TranslationSettings(Settings):
     length_ratio: float | None = option(None, "clean training pairs: none empty, too long or so unequal", above=1)
     label_smoothing: float = option(0.1, "in training", least=0, below=1)
     batch: int = option(4_096, "tokens of a batch at most, of both sides, padding counted", least=2)
-    table_rate: float = option(1.0, "learning rate of the table, times lr; left out, what the search found", above=0)
+    table_rate: float = option(1.0, "the table's learning rate over lr; left out, what the search found", above=0)
     beam: int = option(4, "for the test sets", least=1)
     validation_beam: int = option(1, "on the way", least=1)
     steps: int | None = option(None, "training steps; left out, as many as the epochs have", least=1)
@@ -95,7 +97,7 @@ class Translator(nn.Module):
         """
         return self.translated(source, beams) if target is None else self.loss(source, target)
 
-    def loss(self, source: Tensor, target: Tensor, reduction: str = "sum") -> Tensor:  # -> (), or that of the target
+    def loss(self, source: Tensor, target: Tensor, reduction: str = "sum") -> Tensor:  # -> (), or as the target
         """Exact, over all tokens, and without their scores; smoothed in training."""
         words, known = without_padding(source)
         before, _ = without_padding(F.pad(target[:, :-1], (1, 0), value=END))
@@ -126,9 +128,37 @@ class Translator(nn.Module):
             pad_token_id=END,
             decoder_start_token_id=END,
         )
-        with self.marian.lm_head.table_held():  # each step scores a few vectors
+        with scored_by_table(self.marian, beams * len(source)):
             written: Tensor = self.marian.generate(input_ids=words, attention_mask=known, generation_config=config)
         return written[:, 1:]  # without the start
+
+
+class Product(nn.Module):
+    """Scores by a table that is there: ``(*, dim) -> (*, vocabulary)``."""
+
+    def __init__(self, table: Tensor) -> None:  # (dim, vocabulary)
+        super().__init__()
+        self.table = table
+
+    def forward(self, decoded: Tensor) -> Tensor:
+        return decoded.to(self.table.dtype) @ self.table
+
+
+@contextmanager
+def scored_by_table(marian: Any, vectors: int) -> Iterator[None]:
+    """Inside, so many vectors a step are multiplied with the table, where its head would do more for them.
+
+    The table is what the head scores unit vectors, made once for all steps, in the precision of its scores.
+    """
+    head = marian.lm_head
+    told = head.explain(vectors)
+    if told.multiply_adds > told.multiply_adds_dense:
+        with torch.no_grad():
+            marian.lm_head = Product(head(torch.eye(head.in_features, device=marian.device)))
+    try:
+        yield
+    finally:
+        marian.lm_head = head
 
 
 @torch.no_grad()

@@ -1,9 +1,8 @@
 """Layers: drop-in replacements for ``torch.nn.Embedding`` and ``torch.nn.EmbeddingBag`` over any structure."""
 
-from tensorbed.nn.both_ends import EmbeddingAndHead, embedding_and_head
 from tensorbed.nn.collection import EmbeddingBagCollection, KeyedPooled, Pooled
 from tensorbed.nn.embedding import Embedding, EmbeddingBag
-from tensorbed.nn.head import Head
+from tensorbed.nn.head import EmbeddingAndHead, Head, embedding_and_head
 from tensorbed.nn.shorthands import TTEmbedding, TTEmbeddingBag, TTHead
 
 __all__ = [

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NamedTuple, Self, Unpack
 
 import torch
 from torch import Tensor, nn
 
 from tensorbed.checks import require_bool, require_positive
 from tensorbed.functional import check_score_impl
-from tensorbed.nn.options import Deviation
+from tensorbed.nn.embedding import Embedding
+from tensorbed.nn.options import Deviation, TableOptions, options_shown
 from tensorbed.nn.table import StructuredTable, identity
 from tensorbed.structures import Format, Use
 from tensorbed.vocabulary.explanation import ScoresExplanation, explain
 from tensorbed.vocabulary.head_calls import check_per_class, logits_of, loss_of, sample_of, topk_of
-from tensorbed.vocabulary.held import HeldTable
 from tensorbed.vocabulary.loss import Options, check_budget
 from tensorbed.vocabulary.sampling import TopK
 from tensorbed.vocabulary.scorer import Vocabulary
@@ -61,7 +59,6 @@ class Head(StructuredTable):
     num_classes: int
     in_features: int
     bias: Tensor | None
-    held: HeldTable | None = None  # inside table_held
 
     def __init__(
         self,
@@ -218,8 +215,6 @@ class Head(StructuredTable):
         if task or options:
             names = ", ".join([*([f"task={task!r}"] if task else []), *options])
             raise TypeError(f"unexpected {names}: head(h) gives logits; for a loss use head.loss(h, target, ...).")
-        if self.held is not None and not torch.is_grad_enabled():
-            return self.held.logits(vocabulary, self._table, h)
         return logits_of(vocabulary, h, budget, self.impl)
 
     def loss(
@@ -302,26 +297,6 @@ class Head(StructuredTable):
         )
         return drawn
 
-    @contextmanager
-    def table_held(self) -> Iterator[None]:
-        """Inside this context the head makes its table once, and keeps it for all logits without gradients.
-
-        Each step of a generation scores a few vectors, for which a head makes its rows anew. With the table held it is
-        as fast as the layer that was compressed and takes as much memory, which is free again after the outermost such
-        context. Changes of the tensors inside are not seen. :meth:`loss`, :meth:`topk` and :meth:`sample` hold nothing.
-
-        Example::
-
-            >>> head = tb.Head(64, 10_000, tb.TensorTrain(rank=16))
-            >>> with torch.no_grad(), head.table_held():
-            ...     scores = [head(torch.randn(4, 64)) for _ in range(3)]
-        """
-        before, self.held = self.held, self.held or HeldTable()
-        try:
-            yield
-        finally:
-            self.held = before
-
     def explain(self, vectors: int | Tensor, *, training: bool = False, reduction: str = "mean") -> ScoresExplanation:
         """What :meth:`loss` would do in ``training``, or scores and :meth:`topk` else, for so many vectors.
 
@@ -367,3 +342,59 @@ def _check(impl: str, memory_budget: int | None, bias: bool = False) -> None:
 def scoring_std(dim: int) -> float:
     """The deviation at birth of a table that scores: of vectors with entries of size 1 it makes scores of size 1."""
     return float(dim**-0.5)
+
+
+class EmbeddingAndHead(NamedTuple):
+    """Both ends of a model: ``embedding, head = tb.embedding_and_head(...)``."""
+
+    embedding: Embedding
+    head: Head
+
+    @property
+    def ratio(self) -> float:
+        """As the paper counts: bytes of *one* dense table over those stored for both ends (a bias counts in both)."""
+        bias = 0 if self.head.bias is None else self.head.bias.numel() * self.head.bias.element_size()
+        stored = self.embedding._stored_bytes + (0 if self.head.is_tied else self.head._stored_bytes)
+        return (self.embedding._dense_bytes + bias) / (stored + bias)
+
+
+@options_shown
+def embedding_and_head(
+    num_embeddings: int,
+    embedding_dim: int,
+    format: Format,
+    *,
+    tied: bool = False,
+    bias: bool = False,
+    memory_budget: int | None = None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    **options: Unpack[TableOptions],
+) -> EmbeddingAndHead:
+    """An embedding and a head of one shape: two tables as in the paper, or one that both share.
+
+    Args:
+        num_embeddings: how many words there are, rows of the table.
+        embedding_dim: how many numbers a word has, columns of the table.
+        format: of both.
+        tied: whether the head computes with the embedding's table, see :meth:`Head.tied_to`.
+        bias, memory_budget: of the head.
+        options: of the embedding, ``padding_idx`` for instance; ``std``, if given, holds for both, and one table for
+            both is drawn with ``1 / sqrt(embedding_dim)`` if not. ``impl`` and ``scale_grad_by_freq`` are as in
+            :class:`Embedding`.
+
+    Example::
+
+        >>> embedding, head = tb.embedding_and_head(10_000, 64, tb.TensorTrain(rank=16), tied=True)
+        >>> words = torch.randint(0, 10_000, (2, 5))
+        >>> head.loss(embedding(words), words).shape
+        torch.Size([])
+    """
+    if require_bool(tied, "tied") and options.get("std") is None:
+        options["std"] = scoring_std(require_positive(embedding_dim, "embedding_dim"))
+    embedding = Embedding(num_embeddings, embedding_dim, format, device=device, dtype=dtype, **options)
+    if tied:
+        return EmbeddingAndHead(embedding, Head.tied_to(embedding, bias, memory_budget=memory_budget))
+    sizes, std = (embedding_dim, num_embeddings), options.get("std")
+    head = Head(*sizes, format, bias, std=std, memory_budget=memory_budget, device=device, dtype=dtype)
+    return EmbeddingAndHead(embedding, head)

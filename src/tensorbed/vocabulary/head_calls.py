@@ -112,7 +112,7 @@ def loss_of(
         )
     # Products of float16 stay single, so that nothing has to be rounded to it.
     halves = is_autocast(h) and torch.get_autocast_dtype(h.device.type) == torch.bfloat16
-    x = (as_autocast_asks(vocabulary, h) if halves else h).reshape(-1, vocabulary.structure.cols)
+    x = (_as_autocast_asks(vocabulary, h) if halves else h).reshape(-1, vocabulary.structure.cols)
     loss = _computed(Asked(vocabulary, x, target.reshape(-1).long(), class_weight, options), impl)
     # Of the dtype of the vectors, as in torch; under autocast single precision, as in torch.
     loss = loss.to(working_dtype(h) if is_autocast(h) else h.dtype)
@@ -196,13 +196,13 @@ def _asking(vocabulary: Vocabulary, x: Tensor, impl: str) -> Vocabulary:
 def logits_of(vocabulary: Vocabulary, h: Tensor, memory_budget: int | None, impl: str) -> Tensor:
     """``h @ table.T + bias``: ``(*, cols) -> (*, rows)``."""
     check_vectors(vocabulary, h)
-    h = as_autocast_asks(vocabulary, h)
+    h = _as_autocast_asks(vocabulary, h)
     x, options = h.reshape(-1, vocabulary.structure.cols), Options(memory_budget=memory_budget)
     made = _computed(Asked(vocabulary, x, None, None, options), impl)
     return made.reshape(*h.shape[:-1], vocabulary.structure.rows)
 
 
-def as_autocast_asks(vocabulary: Vocabulary, h: Tensor) -> Tensor:
+def _as_autocast_asks(vocabulary: Vocabulary, h: Tensor) -> Tensor:
     """Vectors in autocast's dtype, as those that a linear layer multiplies; double precision stays."""
     if not is_autocast(h) or torch.float64 in (h.dtype, *(t.dtype for t in vocabulary.tensors)):
         return h
