@@ -121,20 +121,12 @@ def tables(model: nn.Module) -> list[Any]:
     return list(once.values())
 
 
-def decaying(model: nn.Module, **of_tables: float) -> list[dict[str, Any]]:
-    """Groups for an optimiser: weights of the body decay; tables, biases and norms do not.
-
-    What is given for the tables, such as their ``lr``, makes them a group of their own.
-    """
+def decaying(model: nn.Module) -> list[dict[str, Any]]:
+    """Groups for an optimiser: weights of the body decay; tables, biases and norms do not."""
     kept = {id(tensor) for layer in tables(model) for tensor in layer.parameters()}
     weights = [tensor for tensor in model.parameters() if tensor.dim() == 2 and id(tensor) not in kept]
     others = [tensor for tensor in model.parameters() if tensor.dim() != 2 or id(tensor) in kept]
-    groups: list[dict[str, Any]] = [{"params": weights}, {"params": others, "weight_decay": 0.0}]
-    if of_tables:
-        groups[1]["params"] = [tensor for tensor in others if id(tensor) not in kept]
-        tensors = [tensor for tensor in others if id(tensor) in kept]
-        groups.append({"params": tensors, "weight_decay": 0.0, **of_tables})
-    return groups
+    return [{"params": weights}, {"params": others, "weight_decay": 0.0}]
 
 
 def task_folders() -> dict[str, Path]:

@@ -28,7 +28,7 @@ from experiments.tasks.translation.tokens import trained_tokenizer
 
 TASK = find("translation")
 SIZE = {"vocabulary": 280, "dim": 8, "layers": 1, "heads": 2, "inner": 16, "dropout": 0.0, "positions": 40}
-SIZE |= {"batch": 120, "steps": 6, "validations": 2, "precision": "fp32", "table_rate": 1.0}
+SIZE |= {"batch": 120, "steps": 6, "validations": 2, "precision": "fp32"}
 FULL = {"format": "full"}
 TRAIN = {"format": "tt", "ratio": 4.0}
 
@@ -260,21 +260,6 @@ def test_every_row_can_be_made_and_every_row_of_the_small_size_is_run():
 
 def train(row, how):
     return train_task(TASK, row, how)
-
-
-@pytest.mark.parametrize("table", [FULL, TRAIN], ids=["full", "tt"])
-def test_the_table_moves_at_a_rate_of_its_own(table, how):
-    row = settings(**table, lr=1e-3, table_rate=16.0)
-    run = Training(TASK, row, how(), TASK.load(row, how().data))
-    rates = {
-        id(p): rate
-        for rate, group in zip(run.scheduler.base_lrs, run.optimizer.param_groups, strict=True)
-        for p in group["params"]
-    }
-    of_table = {id(p) for layer in tables(run.plain) for p in layer.parameters()}
-    assert len(rates) == len(list(run.plain.parameters()))
-    assert {rates[each] for each in of_table} == {1.6e-2}
-    assert {rate for each, rate in rates.items() if each not in of_table} == {1e-3}
 
 
 def test_bleu_is_of_all_sentences_in_their_order(multi30k, how):

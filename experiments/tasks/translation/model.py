@@ -34,7 +34,6 @@ class TranslationSettings(Settings):
     length_ratio: float | None = option(None, "clean training pairs: none empty, too long or so unequal", above=1)
     label_smoothing: float = option(0.1, "in training", least=0, below=1)
     batch: int = option(4_096, "tokens of a batch at most, of both sides, padding counted", least=2)
-    table_rate: float = option(1.0, "the table's learning rate over lr; left out, what the search found", above=0)
     beam: int = option(4, "for the test sets", least=1)
     validation_beam: int = option(1, "on the way", least=1)
     steps: int | None = option(None, "training steps; left out, as many as the epochs have", least=1)

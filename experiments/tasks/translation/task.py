@@ -49,7 +49,7 @@ class Translation(Task):
         return ByTokens(pairs, settings.batch, settings.seed, evenly(steps, settings.validations))
 
     def parameters(self, settings: TranslationSettings, model: nn.Module) -> Iterable[Any]:
-        return decaying(model, lr=settings.table_rate * settings.lr)
+        return decaying(model)
 
     def count(self, batch: Batch) -> float:
         return float((batch["target"] != PAD).sum())
