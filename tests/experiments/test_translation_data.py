@@ -138,6 +138,13 @@ def test_bad_lines_are_named_before_training(multi30k, name, change, told):
         load(settings(), multi30k)
 
 
+def test_a_split_without_pairs_is_named(multi30k):
+    for language in ("en", "de"):
+        tiny.change_lines(multi30k / "multi30k" / f"val.{language}.gz", lambda _: [])
+    with pytest.raises(ExperimentError, match=r"multi30k: there are no pairs for validation"):
+        load(settings(), multi30k)
+
+
 def test_missing_data_and_packages_are_named(multi30k, monkeypatch):
     with pytest.raises(ExperimentError, match=r"multi30k is not fetched; give the folder that holds multi30k/"):
         load(settings(), None)

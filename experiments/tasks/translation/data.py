@@ -140,15 +140,12 @@ def load(settings: TranslationSettings, folder: Path | None) -> Corpus:
         raise unknown("dataset", settings.dataset, FILES)
     check_folder(folder)
     texts = {split: texts_of(settings, folder, split)[: settings.pairs] for split in FILES[settings.dataset]}
-    for split, pairs in texts.items():
-        if not pairs:
-            raise ExperimentError(f"{settings.dataset}: there are no pairs for {split}.")
     tokenizer = trained_tokenizer([text for pair in texts["train"] for text in pair[1:]], settings.vocabulary)
     return Corpus(tokenizer, {split: numbered(settings, tokenizer, split, pairs) for split, pairs in texts.items()})
 
 
 def texts_of(settings: TranslationSettings, folder: Path | None, split: str) -> list[Text]:
-    """The pairs of a split; an empty side is refused, unless training pairs are cleaned."""
+    """The pairs of a split, one at least; an empty side is refused, unless training pairs are cleaned."""
     name = FILES[settings.dataset][split]
     if folder is None:
         pairs = original(settings.dataset, split)
@@ -158,7 +155,9 @@ def texts_of(settings: TranslationSettings, folder: Path | None, split: str) -> 
         pairs = parallel([folder / settings.dataset / f"{name}.{language}.gz" for language in LANGUAGES])
     stripped = [(number, english.strip(), german.strip()) for number, english, german in pairs]
     if split == "train" and settings.length_ratio is not None:
-        return [pair for pair in stripped if all(pair)]
+        stripped = [pair for pair in stripped if all(pair)]
+    if not stripped:
+        raise ExperimentError(f"{settings.dataset}: there are no pairs for {split}.")
     for number, *sides in stripped:
         for language, text in zip(LANGUAGES, sides, strict=True):
             if not text:
