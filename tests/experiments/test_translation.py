@@ -15,44 +15,23 @@ pytest.importorskip("accelerate")
 pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
 
+from translators import FULL, SIZE, SOURCE, TARGET, TASK, TRAIN, model_of, settings
+
 from experiments.__main__ import app
 from experiments.lab.errors import ExperimentError
 from experiments.lab.rows import configured, plan, row_names
 from experiments.lab.settings import How
-from experiments.lab.task import find, tables
+from experiments.lab.task import tables
 from experiments.lab.training import Training
 from experiments.lab.training import train as train_task
 from experiments.tasks.translation.bleu import bleu, signature
-from experiments.tasks.translation.model import END, PAD, Translator, scored_by_table
+from experiments.tasks.translation.model import END, PAD, Translator
 from experiments.tasks.translation.tokens import trained_tokenizer
-
-TASK = find("translation")
-SIZE = {"vocabulary": 280, "dim": 8, "layers": 1, "heads": 2, "inner": 16, "dropout": 0.0, "positions": 40}
-SIZE |= {"batch": 120, "steps": 6, "validations": 2, "precision": "fp32"}
-FULL = {"format": "full"}
-TRAIN = {"format": "tt", "ratio": 4.0}
-
-
-def settings(dataset="multi30k", **options):
-    return configured(TASK, f"{dataset}-full", {**SIZE, **options})
-
-
-def model_of(vocabulary=30, **options):
-    torch.manual_seed(0)
-    return Translator(settings(**options), vocabulary).eval()
 
 
 @pytest.fixture
 def how(multi30k, tmp_path):
     return lambda **options: How(**{"data": multi30k, "out": tmp_path / "out", **options})
-
-
-def padded(*sentences):
-    longest = max(map(len, sentences))
-    return torch.tensor([[*words, END] + [PAD] * (longest - len(words)) for words in sentences])
-
-
-SOURCE, TARGET = padded([3, 4, 5], [6, 7, 8, 9, 10], [2]), padded([11, 12], [13], [14, 15, 16, 17])
 
 
 # Model
@@ -135,70 +114,6 @@ def test_padding_changes_neither_loss_nor_gradients_nor_translations(table):
             single = model(source, beams=3)[0].tolist()
             shorter = min(len(together), len(single))  # one beside longer sources may grow longer
             assert together[:shorter] == single[:shorter]
-
-
-@pytest.mark.parametrize("table", [FULL, TRAIN], ids=["full", "tt"])
-def test_one_beam_takes_the_likeliest_token_again_and_again(table):
-    model = model_of(**table)
-    with torch.no_grad():
-        (found,) = model(SOURCE[:1, :4], beams=1).tolist()
-        given = [END]
-        for _ in found:
-            logits = model.marian(input_ids=SOURCE[:1, :4], decoder_input_ids=torch.tensor([given])).logits
-            given.append(int(logits[0, -1].argmax()))
-            if given[-1] == END:
-                break
-    assert found[: len(given) - 1] == given[1:]
-
-
-def test_beams_find_translations_that_are_at_least_as_likely():
-    def likelihood(beams):
-        written = model(SOURCE[:1, :4], beams=beams)
-        ended = (written == END).int().cumsum(1) - (written == END).int() > 0
-        return -model(SOURCE[:1, :4], written.masked_fill(ended, PAD)).item()
-
-    with torch.no_grad():
-        for seed in range(5):
-            torch.manual_seed(seed)
-            model = Translator(settings(positions=6), 20).eval()
-            assert likelihood(8) >= likelihood(1) - 1e-4
-
-
-@pytest.mark.parametrize("beams", [1, 4])
-def test_no_translation_is_empty(beams):
-    """Beams without a length penalty found the end likelier than a sentence of a dozen tokens."""
-    model = model_of()
-    model.marian.final_logits_bias[0, END] = 50.0
-    translated = model(SOURCE, beams=beams)
-    assert (translated[:, 0] != END).all()
-    assert (translated[:, 1:] == END).all()
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("low", [False, True], ids=["fp32", "bf16"])
-def test_steps_multiply_with_the_table_where_the_head_would_do_more(low):
-    h = torch.randn(3, 2, 8)
-
-    def scores(**table):
-        marian = model_of(vocabulary=280, **table).marian
-        head = marian.lm_head
-        with torch.autocast("cpu", torch.bfloat16, enabled=low):
-            expected = head(h)
-            with scored_by_table(marian, 6):
-                by_table, given = marian.lm_head is not head, marian.lm_head(h)
-        told, near = head.explain(6), 0.02 if low else 1e-5
-        assert given.dtype == expected.dtype
-        torch.testing.assert_close(given, expected, rtol=near, atol=near)
-        assert marian.lm_head is head
-        assert by_table == (told.multiply_adds > told.multiply_adds_dense)
-        with pytest.raises(ZeroDivisionError), scored_by_table(marian, 6):
-            raise ZeroDivisionError
-        assert marian.lm_head is head
-        return by_table
-
-    assert scores(format="tt", rank=12)
-    assert not scores(format="lr", rank=2)
-    assert not scores(**FULL)
 
 
 def test_rows_differ_in_their_table_alone():

@@ -82,6 +82,7 @@ class Translator(nn.Module):
             attn_implementation="sdpa" if torch.accelerator.is_available() else "eager",
         )
         self.marian = MarianMTModel(config)
+        self.marian._check_early_stop_heuristic = improvable
         soften(self.marian, (2 * settings.layers) ** -0.5)
         if settings.dropout:
             dropping(self.marian, settings.dropout)
@@ -130,6 +131,22 @@ class Translator(nn.Module):
         with scored_by_table(self.marian, beams * len(source)):
             written: Tensor = self.marian.generate(input_ids=words, attention_mask=known, generation_config=config)
         return written[:, 1:]  # without the start
+
+
+def improvable(
+    is_early_stop_heuristic_unsatisfied: Tensor,  # (batch, 1), whether it was so before
+    running_beam_scores: Tensor,  # (batch, beams), the best one first
+    beam_scores: Tensor,  # (batch, beams), of translations that have ended
+    is_sent_finished: Tensor,  # (batch, beams), whether there is such a translation
+    **more: Any,
+) -> Tensor:  # -> (batch, 1)
+    """Whether a translation may still come that is likelier than the best one that has ended.
+
+    A likelihood falls with every token, and no length divides it here: what is behind stays behind. transformers' own
+    rule, in whose place this one is called, waits until as many have ended as there are beams, for the same best one.
+    """
+    best_ended = beam_scores.masked_fill(~is_sent_finished, -torch.inf).amax(1, keepdim=True)
+    return is_early_stop_heuristic_unsatisfied & (running_beam_scores[:, :1] > best_ended)
 
 
 class Product(nn.Module):
