@@ -303,6 +303,7 @@ def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
     settings, state, task = run.settings, run.state, run.task
     layers = [stored(layer) for layer in tables(run.plain)]
     structure = layers[0].structure
+    rank = getattr(structure, "rank", settings.rank)  # which a ratio may have settled
     full = [layer.structure.rows * layer.structure.cols for layer in layers]
     kept = sum(numbers / layer.compression_ratio for numbers, layer in zip(full, layers, strict=True))
     untold = dict.fromkeys(metric.name for metric in task.metrics)  # a search does not look at test sets
@@ -313,7 +314,7 @@ def result(run: Training, tests: dict[str, dict[str, float]]) -> dict[str, Any]:
             list(getattr(structure, "row_factors", (structure.rows,))),
             list(getattr(structure, "col_factors", (structure.cols,))),
         ],
-        "ranks": list(getattr(structure, "ranks", ())) or ([settings.rank] if settings.rank else []),
+        "ranks": list(getattr(structure, "ranks", ())) or ([rank] if rank else []),
         "table_parameters": sum(layer.structure.numel for layer in layers),
         "total_parameters": sum(tensor.numel() for tensor in run.plain.parameters()),
         "ratio": task.ratio(run.plain),  # as the task counts; the next one counts padding rows and biases too

@@ -2,6 +2,7 @@ import errno
 import json
 import math
 import sys
+from dataclasses import replace
 
 import pytest
 import small_files
@@ -62,6 +63,13 @@ def test_a_run_tells_everything(settings, how):
     assert [epoch["step"] for epoch in record["epochs"]] == [8, 16, 24]
     assert record["tokens"] == 24 * 4 * 4
     assert 0 <= record["overhead"] < 1
+
+
+def test_a_rank_that_a_ratio_has_settled_is_told(settings, how):
+    record = train(replace(settings(), format="low_rank", rank=None, ratio=4.0, shape=None), how())
+    (rows,), (cols,) = record["shape"]
+    (rank,) = record["ranks"]
+    assert record["table_parameters"] == 2 * rank * (rows + cols)  # both ends
 
 
 def test_what_a_record_tells_of_the_machine_names_nobody(tmp_path):
