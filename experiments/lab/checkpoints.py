@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import io
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from experiments.lab.settings import How, S, Settings, made
 NAME = "checkpoint.pt"
 MODEL = "model.pt"
 ANEW = "Train it anew, with --keep-model."
+M = TypeVar("M", bound=nn.Module)
 CONTENT = ("model", "optimizer", "scheduler", "processes", "source", "state", "best", "data")
 
 
@@ -118,12 +119,21 @@ def trained(path: Path, task: str, kind: type[S]) -> tuple[S, dict[str, Any]]:
     return made(kind, own, f"{file}: "), content["best"]
 
 
-def fill(model: nn.Module, tensors: Mapping[str, Any], path: Path) -> None:
-    """Load the tensors of a file into the model that its settings describe; refused when they are another one's."""
+def rebuilt(build: Callable[[], M], tensors: Mapping[str, Any], path: Path) -> M:
+    """The model that the settings of a file describe, with the file's tensors; refused when they are another one's.
+
+    It is built without memory first: settings of a damaged file may describe a model of any size.
+    """
     try:
-        model.load_state_dict(tensors)
+        with torch.device("meta"):
+            build().load_state_dict(tensors, assign=True)
     except RuntimeError as error:  # the first line of several names the class only
         raise damaged(path, (str(error).splitlines()[1:] or [str(error)])[0].strip()[:300]) from None
+    except (ValueError, TypeError, OverflowError) as error:  # of a table that cannot be as the settings say
+        raise damaged(path, str(error).splitlines()[0]) from None
+    model = build()
+    model.load_state_dict(tensors)
+    return model
 
 
 def _read(path: Path, wanted: Iterable[str], advice: str) -> dict[str, Any]:

@@ -270,13 +270,17 @@ def test_losses_by_frequency_are_those_of_the_validation(trained_model, multi30k
     assert "compare models of one dataset and vocabulary" in str(by_frequency(folder, other).exception)
 
 
-def translated_by_untrained(folder, without="", **options):
-    """What became of the command ``translate`` with a model that was drawn at random, perhaps without a tensor."""
+def translated_by_untrained(folder, without="", wrong=(), **options):
+    """What became of the command ``translate`` with a model that was drawn at random.
+
+    It may lack a tensor, and may tell wrong settings.
+    """
     words = trained_tokenizer(["a dog"], 280)
     row = settings(**FULL, **options)
     tensors = Translator(row, words.get_vocab_size(), words.to_str()).state_dict()
     kept = {name: tensor for name, tensor in tensors.items() if name != without}
-    torch.save({"settings": {"task": "translation", **row.as_record()}, "best": kept}, folder / "model.pt")
+    told = {"task": "translation", **row.as_record(), **dict(wrong)}
+    torch.save({"settings": told, "best": kept}, folder / "model.pt")
     return CliRunner().invoke(app, ["translation", "translate", "--checkpoint", str(folder)], input="a dog")
 
 
@@ -298,6 +302,14 @@ def test_a_model_that_lacks_a_tensor_is_refused_in_a_sentence(name, tmp_path):
     refused = translated_by_untrained(tmp_path, without=name).exception
     assert isinstance(refused, ExperimentError)
     assert f'is damaged: Missing key(s) in state_dict: "{name}". Train it anew' in str(refused)
+
+
+@pytest.mark.parametrize("wrong", [{"inner": 10**9}, {"format": "tt", "rank": 10**6}, {"format": "lr", "ratio": 1e9}])
+def test_settings_of_another_size_than_the_tensors_are_refused_before_a_model_is_built(wrong, tmp_path):
+    """One of rank 9,999 was built first, which took minutes and gigabytes."""
+    told = translated_by_untrained(tmp_path, wrong=wrong)
+    assert isinstance(told.exception, ExperimentError)
+    assert re.search(r" is damaged: .*\. Train it anew, with --keep-model", str(told.exception))
 
 
 def test_a_ratio_that_the_tokens_of_the_texts_do_not_allow_is_refused_in_a_sentence(multi30k, how):

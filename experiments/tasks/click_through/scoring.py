@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from experiments.lab.checkpoints import fill, trained
+from experiments.lab.checkpoints import rebuilt, trained
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.click_through.at_hand import AtHand
 from experiments.tasks.click_through.codes import Codes
@@ -43,9 +44,7 @@ class Scorer:
         if checksum(data, prepared.tables) != prepared.maps:
             told = f"{data}: the maps (*.values.npy and *.codes.npy) are not those that were written"
             raise ExperimentError(f"{told}, as their checksum tells; copy the --data of the run anew.")
-        self.model = ClickModel(settings, prepared.tables)
-        fill(self.model, tensors, checkpoint)
-        self.model.eval()
+        self.model = rebuilt(partial(ClickModel, settings, prepared.tables), tensors, checkpoint).eval()
         self.served = ServedModel(self.model, settings.full_up_to)
         self.at_hand = AtHand()
         self.lock = threading.Lock()  # what is at hand, and the memory that layers write to, are of one call at a time

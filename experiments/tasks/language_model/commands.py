@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +12,7 @@ from typing import Annotated, Any
 import torch
 import typer
 
-from experiments.lab.checkpoints import damaged, fill, trained
+from experiments.lab.checkpoints import damaged, rebuilt, trained
 from experiments.lab.errors import ExperimentError, plain, unknown
 from experiments.lab.files import writable_folder
 from experiments.lab.rows import configured
@@ -40,10 +41,9 @@ def generate(
     settings, tensors = trained(checkpoint, "language_model", LanguageModelSettings)
     try:
         words = words_of(tensors.get("spelling", torch.empty(0)))
-        model = TransformerXL(settings, words)
-    except ValueError as error:  # of words, or of a table that cannot be as the settings say
+    except ValueError as error:
         raise damaged(checkpoint, error) from None
-    fill(model, tensors, checkpoint)
+    model = rebuilt(partial(TransformerXL, settings, words), tensors, checkpoint)
     given, strangers = numbered(prompt, words)
     if strangers:
         told = ", ".join(dict.fromkeys(map(plain, strangers)))

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
 
-from experiments.lab.checkpoints import fill, trained
+from experiments.lab.checkpoints import rebuilt, trained
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.translation.data import Pairs, Sentences, check_positions
 from experiments.tasks.translation.model import TranslationSettings, Translator
@@ -50,9 +50,8 @@ def opened(checkpoint: Path) -> tuple[TranslationSettings, Any, Translator]:
     """A trained model with its settings and its tokeniser, ready to translate."""
     settings, tensors = trained(checkpoint, "translation", TranslationSettings)
     tokenizer = tokenizer_of(tensors, checkpoint)
-    model = Translator(settings, tokenizer.get_vocab_size(), tokenizer.to_str())
-    fill(model, tensors, checkpoint)
-    return settings, tokenizer, model.eval()
+    build = partial(Translator, settings, tokenizer.get_vocab_size(), tokenizer.to_str())
+    return settings, tokenizer, rebuilt(build, tensors, checkpoint).eval()
 
 
 def precision_of(settings: TranslationSettings) -> torch.autocast:
