@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from experiments.lab.errors import ExperimentError
 
@@ -22,43 +21,8 @@ def _novograd(parameters: Iterable[Any], **options: Any) -> torch.optim.Optimize
     return made
 
 
-class SharingAdam(torch.optim.Adam):
-    """Adam, whose groups of parameters may have ``sharing``: so many sets of second moments for the rows of a table.
-
-    Row ``i`` divides by the moments of set ``i % sharing``, those of the sum of squares over all rows of the set. So it
-    is with the rows of a tensor train, which share the slices of a core, and their moments with them.
-    """
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for table in group["params"] if group.get("sharing") else ():
-                if table.grad is not None:
-                    self.step_sharing(table, table.grad, group)
-                    table.grad = None  # torch's own step leaves it alone
-        return super().step(closure)
-
-    def step_sharing(
-        self, table: Tensor, gradient: Tensor, group: dict[str, Any]
-    ) -> None:  # (rows, cols), as the table
-        sets, (mean, square) = group["sharing"], group["betas"]
-        state = self.state[table]
-        if not state:
-            state["step"] = torch.tensor(0.0)
-            state["exp_avg"] = torch.zeros_like(table)
-            state["exp_avg_sq"] = table.new_zeros(sets, table.shape[1])
-        state["step"] += 1
-        steps = int(state["step"])
-        set_of = torch.arange(len(table), device=table.device) % sets
-        squares = torch.zeros_like(state["exp_avg_sq"]).index_add_(0, set_of, gradient.square())
-        state["exp_avg"].lerp_(gradient, 1 - mean)
-        state["exp_avg_sq"].lerp_(squares, 1 - square)
-        spread = (state["exp_avg_sq"] / (1 - square**steps)).sqrt_().add_(group["eps"])
-        table.addcdiv_(state["exp_avg"], spread[set_of], value=-group["lr"] / (1 - mean**steps))
-
-
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "adam": partial(SharingAdam, fused=True),
+    "adam": partial(torch.optim.Adam, fused=True),
     "adamw": partial(torch.optim.AdamW, fused=True),
     "novograd": _novograd,
     "sgd": torch.optim.SGD,

@@ -170,23 +170,6 @@ def test_every_row_can_be_made_and_every_row_of_the_small_size_is_run():
     assert planned == {name for name in row_names(TASK) if name.startswith("multi30k")}
 
 
-def test_rows_of_a_full_table_share_moments_and_nothing_else_of_the_model_does():
-    chosen = configured(TASK, "multi30k-full-shared", {})
-    model = on_meta(chosen)
-    weights, others, table = TASK.parameters(chosen, model)
-    assert [tuple(tensor.shape) for tensor in table["params"]] == [(8000, 256)]
-    assert (table["sharing"], table["weight_decay"]) == (92, 0.0)
-    assert not any("sharing" in group for group in (weights, others))
-    given = [id(tensor) for group in (weights, others, table) for tensor in group["params"]]
-    assert sorted(given) == sorted(map(id, model.parameters()))
-
-
-@pytest.mark.parametrize("other", [TRAIN, {**FULL, "optimizer": "adamw"}])
-def test_moments_are_shared_in_full_tables_and_by_adam_alone(other):
-    with pytest.raises(ExperimentError, match=r"sharing=92 for a table in format .*leave it out"):
-        configured(TASK, "multi30k-full-shared", other)
-
-
 # Training
 
 

@@ -38,18 +38,12 @@ class TranslationSettings(Settings):
     validation_beam: int = option(1, "on the way", least=1)
     steps: int | None = option(None, "training steps; left out, as many as the epochs have", least=1)
     validations: int = option(10, "spread over the steps", least=1)
-    sharing: int | None = option(None, "sets of Adam's second moments, which the rows of a full table share", least=1)
     pairs: int | None = option(None, "as if each split had only so many pairs", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.dim % self.heads or self.dim % 2:
             raise ExperimentError(f"dim={self.dim}: it must be even and a multiple of heads={self.heads}.")
-        if self.sharing and (self.format, self.optimizer) != ("full", "adam"):
-            raise ExperimentError(
-                f"sharing={self.sharing} for a table in format {self.format} with {self.optimizer}: rows share Adam's "
-                "moments in a full table; leave it out."
-            )
 
 
 class Translator(nn.Module):

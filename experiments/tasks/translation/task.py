@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from experiments.lab.batches import Batch, evenly
 from experiments.lab.metrics import Evaluation, Metric
 from experiments.lab.processes import first_process
-from experiments.lab.task import Task, decaying, tables
+from experiments.lab.task import Task, decaying
 from experiments.tasks.translation import bleu
 from experiments.tasks.translation.commands import translate
 from experiments.tasks.translation.data import ByTokens, Corpus, load
@@ -49,13 +49,7 @@ class Translation(Task):
         return ByTokens(pairs, settings.batch, settings.seed, evenly(steps, settings.validations))
 
     def parameters(self, settings: TranslationSettings, model: nn.Module) -> Iterable[Any]:
-        groups = decaying(model)
-        if settings.sharing is None:
-            return groups
-        weights, others = groups
-        (table,) = (tensor for layer in tables(model) for tensor in layer.parameters())
-        beside = [tensor for tensor in others["params"] if tensor is not table]
-        return [weights, {**others, "params": beside}, {**others, "params": [table], "sharing": settings.sharing}]
+        return decaying(model)
 
     def count(self, batch: Batch) -> float:
         return float((batch["target"] != PAD).sum())
