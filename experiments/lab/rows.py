@@ -252,13 +252,13 @@ class Bench:
         return smoke(self.task, settings, given) if tiny else settings
 
     def in_tables(self, records: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """The lines that are runs of the plan's rows as they are configured today.
+        """The lines that are runs of rows as they are configured today, those that no sweep runs among them.
 
         Seeds of a row have to agree in what is searched too: those count that have what the search has found, or,
         where it has not ended or no such run was made, those of the row's last line.
         """
-        rows = {run[:2] for run in self.plan.runs}
-        known = {(dataset, row): self.with_best(f"{dataset}-{row}", {}) for dataset, row in rows}
+        rows = [self.with_best(name, {}) for name in row_names(self.task)]
+        known = {(row.dataset, row.row): row for row in rows}
         kept: defaultdict[tuple[str, str], list[tuple[Settings, Mapping[str, Any]]]] = defaultdict(list)
         for record in records:
             settings = recorded(self.task.settings, record)

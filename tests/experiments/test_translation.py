@@ -19,7 +19,8 @@ from translators import FULL, SIZE, SOURCE, TARGET, TASK, TRAIN, model_of, setti
 
 from experiments.__main__ import app
 from experiments.lab.errors import ExperimentError
-from experiments.lab.rows import configured, plan, row_names
+from experiments.lab.report.summary import summarise
+from experiments.lab.rows import Bench, configured, plan, row_names
 from experiments.lab.settings import How
 from experiments.lab.task import tables
 from experiments.lab.training import Training
@@ -168,6 +169,27 @@ def test_every_row_can_be_made_and_every_row_of_the_small_size_is_run():
         TASK.check_tables(configured(TASK, row, {}))
     planned = {f"{dataset}-{row}".lower() for dataset, row, _ in plan(TASK).runs}
     assert planned == {name for name in row_names(TASK) if name.startswith("multi30k")}
+
+
+def test_rows_of_the_papers_size_stand_beside_the_papers_figures(tmp_path):
+    """No sweep runs them, and their dataset has one test set."""
+    bench = Bench(TASK, tmp_path)
+
+    def line(row):
+        chosen = configured(TASK, f"wmt14-{row}", {})
+        absent = {f"{split}_BLEU": None for split in TASK.tests[1:]}
+        figures = {"ratio": 15.3, "total_parameters": 1, "overhead": 0.0, "test_BLEU": 27.0, "val_BLEU": 25.0}
+        return {**chosen.as_line("translation"), **figures, **absent, "epochs": [{"val_BLEU": 25.0}]}
+
+    lines = [line("full"), line("tt1")]
+    entries = summarise(bench, bench.in_tables(lines)).tables["wmt14"]
+    assert [(entry.row, entry.mean, entry.paper, dict(entry.more)) for entry in entries] == [
+        ("full", 27.0, 28.84, {}),
+        ("TT1", 27.0, 28.53, {}),
+    ]
+    lines[1]["test_BLEU"] = None
+    with pytest.raises(ExperimentError, match=r"wmt14 TT1 seed 0\): test_BLEU missing or wrong"):
+        summarise(bench, lines)
 
 
 # Training

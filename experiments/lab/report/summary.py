@@ -15,6 +15,7 @@ from experiments.lab.formats import FULL, label
 from experiments.lab.metrics import Metric
 from experiments.lab.rows import Bench
 from experiments.lab.settings import read_toml
+from experiments.lab.task import Task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +168,7 @@ def check_line(bench: Bench, record: Mapping[str, Any], number: int) -> None:
     """A line is of the settings it tells, and its figures are numbers; otherwise nothing can be said of it."""
     settings, task = record["settings"], bench.task
     wrong = [name for name in ("dataset", "row", "seed", "format") if record.get(name) != settings[name]]
-    measured = [f"{split}_{metric.name}" for split in (*task.tests, "val") for metric in task.metrics]
+    measured = [f"{split}_{metric.name}" for split in splits_of(task, record) for metric in task.metrics]
     numbers = ("ratio", "total_parameters", *measured, "overhead")
     wrong += [name for name in numbers if not is_number(record.get(name))]
     epochs = record.get("epochs")
@@ -181,6 +182,15 @@ def check_line(bench: Bench, record: Mapping[str, Any], number: int) -> None:
         )
 
 
+def splits_of(task: Task, record: Mapping[str, Any]) -> list[str]:
+    """What a run was measured on: the first test set, those of the others that its dataset has, and validation."""
+
+    def has(split: str) -> bool:
+        return any(record.get(f"{split}_{metric.name}") is not None for metric in task.metrics)
+
+    return [*task.tests[:1], *filter(has, task.tests[1:]), "val"]
+
+
 def is_number(value: Any) -> bool:
     """Finite, and no truth value."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
@@ -191,7 +201,7 @@ def entry_of(bench: Bench, runs: Mapping[int, Mapping[str, Any]], paper: float |
     task, of = bench.task, [runs[seed] for seed in sorted(runs)]
     first, settings, metric = of[0], of[0]["settings"], bench.metric.name
     rows, cols = settings["shape"] or first.get("shape") or ((), ())
-    split, *splits = (*task.tests, "val")
+    split, *splits = splits_of(task, first)
     others = [(s, m) for s in (split, *splits[:-1]) for m in task.metrics if (s, m.name) != (split, metric)]
     longest = max(of, key=lambda run: len(run["epochs"]))["epochs"]
     suffix = first["row"].removeprefix(base(first["row"])).removeprefix("-")

@@ -68,7 +68,7 @@ def entry_table(summary: Summary, entries: Sequence[Entry]) -> Part:
     lines = [cells(summary, entry) for entry in entries]
     papers = any(entry.paper is not None for of in summary.tables.values() for entry in of)
     kept = [name for name in lines[0] if papers or name != "paper"]
-    rows = [kept, *([line[name] for name in kept] for line in lines)]
+    rows = [kept, *([line.get(name, "") for name in kept] for line in lines)]
     below = ["" if entry.format == FULL else label(entry.format) for entry in entries]
     return table(rows, [look[entry.format].colour for entry in entries], below)
 

@@ -233,7 +233,9 @@ def cleaned(pairs: Pairs, settings: TranslationSettings) -> Pairs:
     assert settings.length_ratio is not None
     lengths = torch.stack([pairs.source.lengths, pairs.target.lengths])
     words = lengths - 1  # their ends would make short pairs more equal
-    fitting = (lengths <= settings.positions).all(0) & (words.amax(0) <= settings.length_ratio * words.amin(0))
+    longest = min(settings.longest, settings.positions)
+    fitting = (lengths <= longest).all(0) & (words.amax(0) <= settings.length_ratio * words.amin(0))
     if not fitting.any():
-        raise ExperimentError(f"{settings.dataset}: --length-ratio {settings.length_ratio} leaves no training pair.")
+        told = f"sentences of at most {longest} tokens (--longest) and --length-ratio {settings.length_ratio}"
+        raise ExperimentError(f"{settings.dataset}: {told} leave no training pair.")
     return Pairs(pairs.source.subset(fitting), pairs.target.subset(fitting))

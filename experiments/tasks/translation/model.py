@@ -32,6 +32,7 @@ class TranslationSettings(Settings):
     dropout: float = option(0.3, "of what enters and leaves the layers", least=0, below=1)
     positions: int = option(128, "tokens of the longest sentence, its end among them", least=2)
     length_ratio: float | None = option(None, "clean training pairs: none empty, too long or so unequal", above=1)
+    longest: int = option(128, "tokens of a cleaned training sentence at most, its end among them", least=2)
     label_smoothing: float = option(0.1, "in training", least=0, below=1)
     batch: int = option(4_096, "tokens of a batch at most, of both sides, padding counted", least=2)
     beam: int = option(4, "for the test sets", least=1)

@@ -58,7 +58,7 @@ def tokenizer_of(tensors: dict[str, Tensor], where: object) -> Any:
     except Exception as error:  # tokenizers has no kind of its own
         raise ExperimentError(f"{where} has no tokeniser: {error}. {ANEW}") from None
     known, bias = tokenizer.get_vocab_size(), tensors.get("marian.final_logits_bias")
-    if bias is not None and known != (rows := bias.shape[-1]):
+    if isinstance(bias, Tensor) and bias.dim() and known != (rows := bias.shape[-1]):
         raise ExperimentError(
             f"{where} has a tokeniser of another vocabulary: it knows {known:,} tokens, and the model's table has "
             f"{rows:,} rows. {ANEW}"
