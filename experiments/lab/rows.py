@@ -34,12 +34,31 @@ class Search:
     seeds: int = 1
     rows: Mapping[str, str] = field(default_factory=dict)  # by format; formats may share a row, and so what it finds
     options: Mapping[str, Any] = field(default_factory=dict)  # shorter runs, fewer examples
+    climbs: bool = False  # from the two points in the middle on, to neighbours of the best
 
     def tried(self, settings: Settings) -> Settings:
         """A point of the grid under its own name."""
         values = [(name, getattr(settings, name)) for name in self.names]
         told = [f"{name}{GLOROT if value is None else value}" for name, value in values]
         return replace(settings, row="-".join([settings.row, *told]))
+
+    def untried(self, scores: Scores, metric: Metric) -> list[Point]:
+        """What is to be tried next, after points with these scores; nothing, once the best is known.
+
+        A search that climbs ends when the best has been compared with what lies on both sides of it.
+        """
+        near = self.points
+        if self.climbs:
+            middle = len(near) // 2
+            near = near[middle - 1 : middle + 1]
+            if set(near) <= set(scores):
+                top = self.points.index(self.best(scores, metric))
+                near = self.points[max(0, top - 1) : top + 2]
+        return [point for point in near if point not in scores]
+
+    def best(self, scores: Scores, metric: Metric) -> Point:
+        """Of equals the earlier one."""
+        return metric.best([point for point in self.points if point in scores], scores.__getitem__)
 
     def options_of(self, point: Point) -> dict[str, Any]:
         return dict(zip(self.names, point, strict=True))
@@ -69,7 +88,7 @@ def plan(task: Task) -> Plan:
     for block in blocks:
         _check_keys(", [[runs]]", block, ("dataset", "rows", "seeds"), 2)
     for dataset, search in searched.items():
-        _check_keys(f", [search.{dataset}]", search, ("grid", "rows", "seeds", "options"), 2)
+        _check_keys(f", [search.{dataset}]", search, ("grid", "rows", "seeds", "options", "climbs"), 2)
         _check_keys(f", [search.{dataset}]", search["grid"], list(types_of(task.settings)))
     _check_keys(", [league]", league, ("config", "budgets", "seeds", "best", "options"))
     runs = [(b["dataset"], row, seed) for b in blocks for seed in range(b.get("seeds", 1)) for row in b["rows"]]
@@ -79,6 +98,11 @@ def plan(task: Task) -> Plan:
         # The first name changes fastest.
         points = tuple(tuple(reversed(point)) for point in product(*reversed(grid.values())))
         others = {name: value for name, value in search.items() if name != "grid"}
+        if search.get("climbs") and (len(grid) != 1 or len(points) < 2):
+            raise ExperimentError(
+                f"sweep.toml, [search.{dataset}]: climbs takes two values or more of one name, not {len(points)} "
+                f"points of {', '.join(grid)}."
+            )
         searches[dataset] = Search(tuple(grid), points, **others)
     return Plan(tuple(dict.fromkeys(runs)), searches, league)  # a later block may name more seeds of rows before it
 
@@ -221,12 +245,16 @@ class Bench:
         keys = [(dataset, format) for dataset, search in self.plan.searches.items() for format in search.rows]
         return {key: scores for key in keys if (scores := self.points(*key))}
 
+    def untried(self, dataset: str, format: str) -> list[Point]:
+        """The points of a format's grid that its search lacks."""
+        return self.plan.search(dataset).untried(self.points(dataset, format), self.metric)
+
     def best(self, dataset: str, format: str) -> dict[str, Any] | None:
-        """The best point on validation as options, once the whole grid has been tried; of equals the earlier one."""
-        search, scores = self.plan.search(dataset), self.points(dataset, format)
-        if not search.points or not set(search.points) <= set(scores):
+        """The best point on validation as options, once the search has ended."""
+        search = self.plan.search(dataset)
+        if not search.points or self.untried(dataset, format):
             return None
-        return search.options_of(self.metric.best(search.points, scores.__getitem__))
+        return search.options_of(search.best(self.points(dataset, format), self.metric))
 
     def with_best(self, config: str, options: Mapping[str, Any]) -> Settings:
         """A row with what was found for its format, where neither its file nor the options tell it."""

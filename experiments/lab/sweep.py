@@ -69,7 +69,7 @@ class Sweep(Places):
         # Neighbouring runs of one dataset together, so that its search comes just before them.
         for dataset, runs in groupby(wanted, key=lambda run: run[0]):
             todo = [cells[run] for run in runs]
-            unfound = self.do(self.untried(dataset)) if self.missing(todo) else []
+            unfound = self.search(dataset) if self.missing(todo) else []
             # Rows with rates that were not searched would not be comparable. And only now is it known which rates
             # they have, and so whether their results are there.
             failed += unfound or self.do(self.missing(todo))
@@ -85,11 +85,24 @@ class Sweep(Places):
         """What the run would be told now: a result of anything else is not its result."""
         return self.bench.settle(cell.config, cell.options, tiny=self.smoke, search=cell.kind == "search")
 
+    def search(self, dataset: str) -> list[str]:
+        """Try what is missing of the grid of each format, and where that leads; the names of those that failed."""
+        failed: list[str] = []
+        before: list[Cell] = []
+        trials = self.untried(dataset)
+        while not failed and trials != before:  # those that left no line are not tried again
+            failed, before, trials = self.do(trials), trials, self.untried(dataset)
+        return failed
+
     def untried(self, dataset: str) -> list[Cell]:
         """What is missing of the grid of each format."""
         search = self.bench.plan.search(dataset)
-        grid = product(dict.fromkeys(search.rows.values()), search.points, range(search.seeds))
-        trials = [Cell(f"{dataset}-{row}", {**search.options_of(at), "seed": seed}, "search") for row, at, seed in grid]
+        rows = {row: format for format, row in search.rows.items()}  # formats may share one
+        points = [(row, at) for row, format in rows.items() for at in self.bench.untried(dataset, format)]
+        trials = [
+            Cell(f"{dataset}-{row}", {**search.options_of(at), "seed": seed}, "search")
+            for (row, at), seed in product(points, range(search.seeds))
+        ]
         return [] if self.smoke else self.missing(trials)
 
     def do(self, wanted: Sequence[Cell]) -> list[str]:

@@ -14,9 +14,10 @@ from rich.console import Console
 pytest.importorskip("accelerate")
 
 from experiments.lab import sweep as sweep_module
-from experiments.lab.errors import Stopped
+from experiments.lab.errors import ExperimentError, Stopped
+from experiments.lab.metrics import Metric
 from experiments.lab.records import append
-from experiments.lab.rows import Bench, Plan
+from experiments.lab.rows import Bench, Plan, Search, plan
 from experiments.lab.sweep import Cell, Sweep
 from experiments.lab.task import find
 
@@ -131,6 +132,48 @@ def test_formats_that_share_a_row_of_the_search_share_what_it_finds(bench, tmp_p
     for point in search.points:
         try_point(bench, "sst5", "tensor_train", point, 0.5 if point == best else 0.4)
     assert bench.best("sst5", "tensor_ring") == bench.best("sst5", "tensor_train") == search.options_of(best)
+
+
+@pytest.mark.parametrize(
+    ("peak", "tried"), [(0, [0, 1, 2, 3]), (1, [0, 1, 2, 3]), (2, [1, 2, 3]), (3, [2, 3, 4]), (5, [2, 3, 4, 5])]
+)
+def test_a_search_that_climbs_tries_the_middle_and_then_neighbours_of_the_best(peak, tried):
+    search, scores, higher = Search(("lr",), tuple((rate,) for rate in range(6)), climbs=True), {}, Metric("BLEU")
+    while points := search.untried(scores, higher):
+        scores |= {point: -abs(point[0] - peak) for point in points}
+    assert sorted(rate for (rate,) in scores) == tried
+    assert search.best(scores, higher) == (peak,)
+
+
+def test_a_sweep_goes_on_with_where_a_search_climbs_to(tmp_path, started, monkeypatch):
+    commands, _ = started
+    bench, real = Bench(TASK, tmp_path), Sweep.start
+    points = tuple((rate,) for rate in (1e-4, 1e-3, 1e-2, 1e-1))
+    search = Search(("lr",), points, rows={"tensor_train": "TT1"}, climbs=True)
+    monkeypatch.setattr(Bench, "plan", Plan((("sst5", "TT1", 0),), {"sst5": search}, {}))
+
+    def start(sweep, cell):
+        if cell.kind:
+            try_point(
+                bench, "sst5", "tensor_train", (cell.options["lr"],), cell.options["lr"]
+            )  # the higher, the better
+        return real(sweep, cell)
+
+    monkeypatch.setattr(Sweep, "start", start)
+    assert made(tmp_path).run() == []
+    rates = [command[command.index("--lr") + 1] for command in commands if "--kind" in command]
+    assert rates == ["0.001", "0.01", "0.1"]
+    assert rows(commands) == [("sst5-TT1", "0")]
+    assert bench.best("sst5", "tensor_train") == {"lr": 0.1}
+
+
+@pytest.mark.parametrize("grid", ["{ lr = [1e-3] }", '{ lr = [1e-3, 1e-2], std = ["glorot", 1.0] }'])
+def test_only_a_grid_of_one_name_is_climbed(grid, tmp_path, monkeypatch):
+    (tmp_path / "sweep.toml").write_text(f"[search.sst5]\ngrid = {grid}\nrows = {{}}\nclimbs = true\n")
+    (tmp_path / "defaults.toml").write_text("[sst5]\n")
+    monkeypatch.setattr(type(TASK), "configs", tmp_path)
+    with pytest.raises(ExperimentError, match=r"climbs takes two values or more of one name, not \d points of lr"):
+        plan(TASK)
 
 
 def test_a_result_of_another_configuration_is_no_result(bench, tmp_path, started):
