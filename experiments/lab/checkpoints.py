@@ -122,15 +122,17 @@ def trained(path: Path, task: str, kind: type[S]) -> tuple[S, dict[str, Any]]:
 def rebuilt(build: Callable[[], M], tensors: Mapping[str, Any], path: Path) -> M:
     """The model that the settings of a file describe, with the file's tensors; refused when they are another one's.
 
-    It is built without memory first: settings of a damaged file may describe a model of any size.
+    It is built without memory first: settings of a damaged file may describe layers of any size.
     """
-    try:
-        with torch.device("meta"):
-            build().load_state_dict(tensors, assign=True)
-    except RuntimeError as error:  # the first line of several names the class only
-        raise damaged(path, (str(error).splitlines()[1:] or [str(error)])[0].strip()[:300]) from None
-    except (ValueError, TypeError, OverflowError) as error:  # of a table that cannot be as the settings say
-        raise damaged(path, str(error).splitlines()[0]) from None
+    with torch.device("meta"):
+        try:
+            empty = build()
+        except (RuntimeError, ValueError, TypeError, OverflowError) as error:  # of a table that cannot be as they say
+            raise damaged(path, f"its settings describe no model: {str(error).splitlines()[0]}") from None
+        try:
+            empty.load_state_dict(tensors, assign=True)
+        except RuntimeError as error:  # the first line of several names the class only
+            raise damaged(path, (str(error).splitlines()[1:] or [str(error)])[0].strip()[:300]) from None
     model = build()
     model.load_state_dict(tensors)
     return model

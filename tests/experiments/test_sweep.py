@@ -154,9 +154,8 @@ def test_a_sweep_goes_on_with_where_a_search_climbs_to(tmp_path, started, monkey
 
     def start(sweep, cell):
         if cell.kind:
-            try_point(
-                bench, "sst5", "tensor_train", (cell.options["lr"],), cell.options["lr"]
-            )  # the higher, the better
+            rate = cell.options["lr"]
+            try_point(bench, "sst5", "tensor_train", (rate,), rate)  # the higher, the better
         return real(sweep, cell)
 
     monkeypatch.setattr(Sweep, "start", start)

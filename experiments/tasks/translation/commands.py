@@ -18,7 +18,7 @@ from experiments.lab.checkpoints import rebuilt, trained
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.translation.data import Pairs, Sentences, check_positions
 from experiments.tasks.translation.model import TranslationSettings, Translator
-from experiments.tasks.translation.tokens import encoded, sentence, tokenizer_of
+from experiments.tasks.translation.tokens import encoded, in_one_line, sentence, tokenizer_of
 
 _BLOCK = 1_000  # lines, of which those of similar length are translated together
 
@@ -80,6 +80,6 @@ def translations(
         texts = [""] * len(numbers)
         for part in Pairs(block, block).batches(tokens):
             for number, written in zip(part.tolist(), model(block.take(part), beams=beams).tolist(), strict=True):
-                texts[number] = sentence(tokenizer, written)
+                texts[number] = in_one_line(sentence(tokenizer, written))
             advance(len(part))
         yield from texts

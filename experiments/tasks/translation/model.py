@@ -26,7 +26,7 @@ class TranslationSettings(Settings):
 
     vocabulary: int = option(8_000, "tokens of both languages at most, <end> among them", least=257)
     dim: int = option(256, "numbers per token", least=2)
-    layers: int = option(3, "of the encoder, and as many of the decoder", least=1)
+    layers: int = option(3, "of the encoder, and as many of the decoder", least=1, below=1_000)
     heads: int = option(4, "of each attention; dim is a multiple of them", least=1)
     inner: int = option(512, "width inside of feed-forward layers", least=1)
     dropout: float = option(0.3, "of what enters and leaves the layers", least=0, below=1)

@@ -44,8 +44,13 @@ def encoded(tokenizer: Any, texts: Iterable[str]) -> Iterator[list[int]]:
 
 
 def sentence(tokenizer: Any, numbers: list[int]) -> str:
-    """The text of a translation up to its end, in one line that a terminal can show."""
-    text = tokenizer.decode(numbers[: numbers.index(END)] if END in numbers else numbers)
+    """The text of a translation up to its end."""
+    text: str = tokenizer.decode(numbers[: numbers.index(END)] if END in numbers else numbers)
+    return text.strip()
+
+
+def in_one_line(text: str) -> str:
+    """What a terminal can show, and a reader of lines take for one."""
     return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
 
 
