@@ -9,6 +9,8 @@ pytest.importorskip("transformers")
 
 from translators import FULL, SOURCE, TRAIN, model_of, settings
 
+from experiments.tasks.translation.commands import translated_parts
+from experiments.tasks.translation.data import Sentences
 from experiments.tasks.translation.model import END, PAD, Translator, scored_by_table
 
 
@@ -99,3 +101,42 @@ def test_beams_end_when_nothing_likelier_can_come():
         ]
         saved += many - few
     assert saved > 0
+
+
+@torch.no_grad()
+def test_a_batch_that_stops_with_some_left_has_the_others_translations():
+    """What is left is named, and none of the others waits for it."""
+    seen = 0
+    for seed in range(8):
+        torch.manual_seed(seed)
+        model = Translator(settings(positions=30, std=1.0), 20).eval()
+        whole = model.translated(SOURCE, 4)
+        for share in (0.0, 0.34, 0.67):
+            some = model.translated(SOURCE, 4, share)
+            left = some[:, 0] == PAD
+            assert (some[left] == PAD).all()
+            assert left.sum() <= share * len(SOURCE)
+            for mine, own in zip(some[~left].tolist(), whole[~left].tolist(), strict=True):
+                assert [*mine, END][: [*mine, END].index(END)] == [*own, END][: [*own, END].index(END)]
+            seen += int(left.sum())
+    assert seen > 0
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("tokens", [20, 1000], ids=["many batches", "one batch"])
+def test_every_source_is_translated_once_whatever_was_left_at_first(tokens):
+    torch.manual_seed(1)
+    model = Translator(settings(positions=30, std=1.0), 20).eval()
+    draw = torch.Generator().manual_seed(0)
+    lines = [torch.randint(1, 20, (n,), generator=draw).tolist() for n in (1, 2, 2, 3, 3, 3, 4, 4, 5, 6, 6)]
+    sources = Sentences.of(lines)
+    translated = {}
+    for part, rows in translated_parts(model, sources, tokens, 4):
+        for number, row in zip(part.tolist(), rows.tolist(), strict=True):
+            assert number not in translated
+            translated[number] = row
+    assert sorted(translated) == list(range(len(lines)))
+    for number, row in translated.items():
+        (alone,) = model.translated(sources.take(torch.tensor([number])), 4).tolist()
+        shorter = min(len(alone), len(row))  # a limit is that of the longest source of its batch
+        assert row[:shorter] == alone[:shorter]

@@ -13,14 +13,16 @@ import torch
 import typer
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress
+from torch import Tensor
 
 from experiments.lab.checkpoints import rebuilt, trained
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.translation.data import Pairs, Sentences, check_positions
-from experiments.tasks.translation.model import TranslationSettings, Translator
+from experiments.tasks.translation.model import PAD, TranslationSettings, Translator
 from experiments.tasks.translation.tokens import encoded, in_one_line, sentence, tokenizer_of
 
 _BLOCK = 1_000  # lines, of which those of similar length are translated together
+_LEFT = 0.15  # of them, at most, that the others do not wait for; these are translated once more, together
 
 
 def translate(
@@ -78,8 +80,31 @@ def translations(
         numbers = torch.arange(first, min(first + _BLOCK, count))
         block = sources.subset(numbers)
         texts = [""] * len(numbers)
-        for part in Pairs(block, block).batches(tokens):
-            for number, written in zip(part.tolist(), model(block.take(part), beams=beams).tolist(), strict=True):
-                texts[number] = in_one_line(sentence(tokenizer, written))
+        for part, rows in translated_parts(model, block, tokens, beams):
+            for number, row in zip(part.tolist(), rows.tolist(), strict=True):
+                texts[number] = in_one_line(sentence(tokenizer, row))
             advance(len(part))
         yield from texts
+
+
+def translated_parts(
+    model: Translator, sources: Sentences, tokens: int, beams: int
+) -> Iterator[tuple[Tensor, Tensor]]:  # (some,), (some, their length)
+    """Numbers of sources, each once, and their translations.
+
+    A batch does not wait for its last few sentences, which may take as long again: those of all batches are translated
+    once more, together.
+    """
+    waiting = torch.arange(len(sources.lengths))
+    for share in (_LEFT, 0.0):
+        some = sources.subset(waiting)
+        parts = [waiting[part] for part in Pairs(some, some).batches(tokens)]
+        left = []
+        for part in parts:
+            written = model.translated(sources.take(part), beams, share if len(parts) > 1 else 0.0)
+            ended = written[:, 0] != PAD
+            yield part[ended], written[ended]
+            left.append(part[~ended])
+        waiting = torch.cat(left)
+        if not len(waiting):
+            return

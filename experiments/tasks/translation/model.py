@@ -83,7 +83,8 @@ class Translator(nn.Module):
             attn_implementation="sdpa" if torch.accelerator.is_available() else "eager",
         )
         self.marian = MarianMTModel(config)
-        self.marian._check_early_stop_heuristic = improvable
+        self.ending = Ending()
+        self.marian._check_early_stop_heuristic = self.ending
         soften(self.marian, (2 * settings.layers) ** -0.5)
         if settings.dropout:
             dropping(self.marian, settings.dropout)
@@ -111,11 +112,14 @@ class Translator(nn.Module):
         )
         return loss
 
-    def translated(self, source: Tensor, beams: int) -> Tensor:  # (batch, length) -> (batch, its length)
+    def translated(
+        self, source: Tensor, beams: int, left: float = 0.0
+    ) -> Tensor:  # (batch, length) -> (batch, its length)
         """The likeliest translations that beams find, each with its end, and ends after it.
 
         A translation is at most twice as long as the longest source beside it, and ten tokens more. It has a token at
-        least: without a length penalty a smoothed model finds none likelier than a dozen.
+        least: without a length penalty a smoothed model finds none likelier than a dozen. The search may stop where a
+        share of the sentences is ``left``: their rows are ``PAD``.
         """
         from transformers import GenerationConfig
 
@@ -129,25 +133,45 @@ class Translator(nn.Module):
             pad_token_id=END,
             decoder_start_token_id=END,
         )
+        self.ending.begin(left)
         with scored_by_table(self.marian, beams * len(source)):
             written: Tensor = self.marian.generate(input_ids=words, attention_mask=known, generation_config=config)
+        if self.ending.stopped is not None:
+            written = written.masked_fill(self.ending.stopped, PAD)
         return written[:, 1:]  # without the start
 
 
-def improvable(
-    is_early_stop_heuristic_unsatisfied: Tensor,  # (batch, 1), whether it was so before
-    running_beam_scores: Tensor,  # (batch, beams), the best one first
-    beam_scores: Tensor,  # (batch, beams), of translations that have ended
-    is_sent_finished: Tensor,  # (batch, beams), whether there is such a translation
-    **more: Any,
-) -> Tensor:  # -> (batch, 1)
-    """Whether a translation may still come that is likelier than the best one that has ended.
+class Ending:
+    """When a search by beams ends: where no translation may come that is likelier than the best one that has ended.
 
     A likelihood falls with every token, and no length divides it here: what is behind stays behind. transformers' own
     rule, in whose place this one is called, waits until as many have ended as there are beams, for the same best one.
+
+    Attributes:
+        left: the share of sentences for which the search need not end.
+        stopped: for which it did not, where it stopped with some; ``(batch, 1)``.
     """
-    best_ended = beam_scores.masked_fill(~is_sent_finished, -torch.inf).amax(1, keepdim=True)
-    return is_early_stop_heuristic_unsatisfied & (running_beam_scores[:, :1] > best_ended)
+
+    left = 0.0
+    stopped: Tensor | None = None
+
+    def begin(self, left: float) -> None:
+        self.left, self.stopped = left, None
+
+    def __call__(
+        self,
+        is_early_stop_heuristic_unsatisfied: Tensor,  # (batch, 1), whether it may have come before
+        running_beam_scores: Tensor,  # (batch, beams), the best one first
+        beam_scores: Tensor,  # (batch, beams), of translations that have ended
+        is_sent_finished: Tensor,  # (batch, beams), whether there is such a translation
+        **more: Any,
+    ) -> Tensor:  # -> (batch, 1)
+        best_ended = beam_scores.masked_fill(~is_sent_finished, -torch.inf).amax(1, keepdim=True)
+        may_come = is_early_stop_heuristic_unsatisfied & (running_beam_scores[:, :1] > best_ended)
+        few = 0 < int(may_come.sum()) <= self.left * len(may_come)
+        if few:
+            self.stopped = may_come
+        return may_come & (not few)
 
 
 class Product(nn.Module):
