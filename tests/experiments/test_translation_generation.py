@@ -62,7 +62,10 @@ def test_steps_multiply_with_the_table_where_the_head_would_do_more(low):
         with torch.autocast("cpu", torch.bfloat16, enabled=low):
             expected = head(h)
             with scored_by_table(marian, 6):
-                by_table, given = marian.lm_head is not head, marian.lm_head(h)
+                by_table, given, outer = marian.lm_head is not head, marian.lm_head(h), marian.lm_head
+                with scored_by_table(marian, 6):
+                    assert marian.lm_head is outer  # no second table
+                assert marian.lm_head is outer
         told, near = head.explain(6), 0.02 if low else 1e-5
         assert given.dtype == expected.dtype
         torch.testing.assert_close(given, expected, rtol=near, atol=near)

@@ -18,7 +18,7 @@ from torch import Tensor
 from experiments.lab.checkpoints import rebuilt, trained
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.translation.data import Pairs, Sentences, check_positions
-from experiments.tasks.translation.model import PAD, TranslationSettings, Translator
+from experiments.tasks.translation.model import PAD, TranslationSettings, Translator, scored_by_table
 from experiments.tasks.translation.tokens import encoded, in_one_line, sentence, tokenizer_of
 
 _BLOCK = 1_000  # lines, of which those of similar length are translated together
@@ -76,15 +76,15 @@ def translations(
 ) -> Iterator[str]:
     """In the order of the sources, a block of them at a time; ``advance`` is told how many more are done."""
     count = len(sources.lengths)
-    for first in range(0, count, _BLOCK):
-        numbers = torch.arange(first, min(first + _BLOCK, count))
-        block = sources.subset(numbers)
-        texts = [""] * len(numbers)
-        for part, rows in translated_parts(model, block, tokens, beams):
-            for number, row in zip(part.tolist(), rows.tolist(), strict=True):
-                texts[number] = in_one_line(sentence(tokenizer, row))
-            advance(len(part))
-        yield from texts
+    with scored_by_table(model.marian, beams):
+        for first in range(0, count, _BLOCK):
+            numbers = torch.arange(first, min(first + _BLOCK, count))
+            texts = [""] * len(numbers)
+            for part, rows in translated_parts(model, sources.subset(numbers), tokens, beams):
+                for number, row in zip(part.tolist(), rows.tolist(), strict=True):
+                    texts[number] = in_one_line(sentence(tokenizer, row))
+                advance(len(part))
+            yield from texts
 
 
 def translated_parts(

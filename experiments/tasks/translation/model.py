@@ -189,11 +189,12 @@ class Product(nn.Module):
 def scored_by_table(marian: Any, vectors: int) -> Iterator[None]:
     """Inside, so many vectors a step are multiplied with the table, where its head would do more for them.
 
-    The table is what the head scores unit vectors, made once for all steps, in the precision of its scores.
+    The table is what the head scores unit vectors, made once for all steps, in the precision of its scores. Whoever
+    translates many batches with the same weights makes it once for all of them, by one more of these around them.
     """
     head = marian.lm_head
-    told = head.explain(vectors)
-    if told.multiply_adds > told.multiply_adds_dense:
+    told = None if isinstance(head, Product) else head.explain(vectors)
+    if told is not None and told.multiply_adds > told.multiply_adds_dense:
         with torch.no_grad():
             marian.lm_head = Product(head(torch.eye(head.in_features, device=marian.device)))
     try:
