@@ -168,10 +168,10 @@ class Ending:
     ) -> Tensor:  # -> (batch, 1)
         best_ended = beam_scores.masked_fill(~is_sent_finished, -torch.inf).amax(1, keepdim=True)
         may_come = is_early_stop_heuristic_unsatisfied & (running_beam_scores[:, :1] > best_ended)
-        few = 0 < int(may_come.sum()) <= self.left * len(may_come)
-        if few:
+        if self.left and 0 < int(may_come.sum()) <= self.left * len(may_come):
             self.stopped = may_come
-        return may_come & (not few)
+            return torch.zeros_like(may_come)
+        return may_come
 
 
 class Product(nn.Module):
