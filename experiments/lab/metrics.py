@@ -53,6 +53,9 @@ class Metric:
         return f"{abs(difference):.1f} {self.unit} {'above' if difference >= 0 else 'below'}"
 
 
+LOSS = Metric("loss", higher=False, digits=2, unit="nats")  # that a model is trained by
+
+
 def perplexity(loss: float) -> float:
     """Of a mean loss over tokens; that of a run that diverged where it has no number."""
     return min(math.exp(min(loss, 100.0)), _DIVERGED)

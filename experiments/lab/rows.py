@@ -14,7 +14,7 @@ from typing import Any
 
 from experiments.lab import formats
 from experiments.lab.errors import ExperimentError, unknown
-from experiments.lab.metrics import Metric
+from experiments.lab.metrics import LOSS, Metric
 from experiments.lab.records import RESULTS, read
 from experiments.lab.settings import Places, Settings, checked, made, read_toml, recorded, types_of
 from experiments.lab.task import Task
@@ -35,6 +35,7 @@ class Search:
     rows: Mapping[str, str] = field(default_factory=dict)  # by format; formats may share a row, and so what it finds
     options: Mapping[str, Any] = field(default_factory=dict)  # shorter runs, fewer examples
     climbs: bool = False  # from the two points in the middle on, to neighbours of the best
+    by_loss: bool = False  # points are compared by, where so short a run leaves the metric to chance
 
     def tried(self, settings: Settings) -> Settings:
         """A point of the grid under its own name."""
@@ -88,7 +89,7 @@ def plan(task: Task) -> Plan:
     for block in blocks:
         _check_keys(", [[runs]]", block, ("dataset", "rows", "seeds"), 2)
     for dataset, search in searched.items():
-        _check_keys(f", [search.{dataset}]", search, ("grid", "rows", "seeds", "options", "climbs"), 2)
+        _check_keys(f", [search.{dataset}]", search, ("grid", "rows", "seeds", "options", "climbs", "by_loss"), 2)
         _check_keys(f", [search.{dataset}]", search["grid"], list(types_of(task.settings)))
     _check_keys(", [league]", league, ("config", "budgets", "seeds", "best", "options"))
     runs = [(b["dataset"], row, seed) for b in blocks for seed in range(b.get("seeds", 1)) for row in b["rows"]]
@@ -223,12 +224,16 @@ class Bench:
         state = path.stat() if path.exists() else None
         return _recorded(path, self.task, state and (state.st_mtime_ns, state.st_size))
 
+    def search_metric(self, dataset: str) -> Metric:
+        """The one that compares points of a grid, on validation."""
+        return LOSS if self.plan.search(dataset).by_loss else self.metric
+
     def points(self, dataset: str, format: str) -> Scores:
         """The points of a format's grid that have been tried with every seed and the settings of today.
 
-        Each has the metric on validation, the mean over its seeds.
+        Each has its ``search_metric``, the mean over its seeds.
         """
-        search, score, means = self.plan.search(dataset), f"val_{self.metric.name}", {}
+        search, score, means = self.plan.search(dataset), f"val_{self.search_metric(dataset).name}", {}
         if format not in search.rows:
             return {}
         lines = self.recorded("search")
@@ -247,14 +252,14 @@ class Bench:
 
     def untried(self, dataset: str, format: str) -> list[Point]:
         """The points of a format's grid that its search lacks."""
-        return self.plan.search(dataset).untried(self.points(dataset, format), self.metric)
+        return self.plan.search(dataset).untried(self.points(dataset, format), self.search_metric(dataset))
 
     def best(self, dataset: str, format: str) -> dict[str, Any] | None:
         """The best point on validation as options, once the search has ended."""
         search = self.plan.search(dataset)
         if not search.points or self.untried(dataset, format):
             return None
-        return search.options_of(search.best(self.points(dataset, format), self.metric))
+        return search.options_of(search.best(self.points(dataset, format), self.search_metric(dataset)))
 
     def with_best(self, config: str, options: Mapping[str, Any]) -> Settings:
         """A row with what was found for its format, where neither its file nor the options tell it."""

@@ -19,7 +19,7 @@ from experiments.lab.checkpoints import MODEL, Checkpoints
 from experiments.lab.errors import Diverged, ExperimentError, Stopped
 from experiments.lab.files import alone, writable_folder
 from experiments.lab.formats import stored
-from experiments.lab.metrics import Evaluation
+from experiments.lab.metrics import LOSS, Evaluation
 from experiments.lab.optimisers import OPTIMIZERS, pace
 from experiments.lab.processes import Interrupts, accelerator_of, first_process, part
 from experiments.lab.records import about, append, peak_memory
@@ -361,7 +361,7 @@ def run(task: Task, config: str | None, options: Mapping[str, Any], how: How) ->
             if not how.kind:
                 raise
             # A point of a grid or a cell of a league: tried, and the worst there is.
-            worst = {f"val_{bench.metric.name}": bench.metric.worst}
+            worst = {f"val_{metric.name}": metric.worst for metric in (LOSS, bench.metric)}
             record = {**settings.as_line(task.name), **worst, "diverged": str(error), **about()}
         if first_process():
             append(bench.file(how.kind), record)

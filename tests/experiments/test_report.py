@@ -2,12 +2,13 @@ import errno
 import math
 import re
 import shutil
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from laboratory import try_point
+from laboratory import tried_line, try_point
 from typer.testing import CliRunner
 
 pytest.importorskip("accelerate")
@@ -294,6 +295,17 @@ def test_the_search_is_told(bench, tmp_path):
     assert f"| SST-5 | {unbroken('tensor train')} | 1 | 0.441 | 0.451 | 0.461 | 0.471 |" in told
     assert f"| {unbroken('tensor ring')} |" not in told
     assert "SST-5: best is lr 0.01 with std 1 for tensor train." in told
+
+
+def test_a_search_by_loss_is_told_by_its_losses(bench, tmp_path, monkeypatch):
+    search = replace(bench.plan.search("sst5"), seeds=1, by_loss=True)
+    monkeypatch.setattr(Bench, "plan", replace(bench.plan, searches={"sst5": search}))
+    for number, point in enumerate(search.points):
+        line = tried_line(bench, "sst5", "tensor_train", point, 0.4 + number / 100)
+        append(bench.file("search"), line | {"val_loss": 1.5 + number / 10})
+    told = markdown(summarise(RUNS, tmp_path))
+    assert f"| SST-5 | {unbroken('tensor train')} | Glorot | 1.50 | 1.60 | 1.70 | 1.80 |" in told
+    assert "SST-5: best by loss is lr 0.0007 with std Glorot for tensor train." in told
 
 
 def test_a_line_is_added_whole_or_not_at_all(tmp_path, monkeypatch):

@@ -124,7 +124,7 @@ def test_a_point_of_the_grid_that_diverges_was_tried_and_is_the_worst(started, t
     assert not (tmp_path / "out" / "source_code.jsonl").exists()
     started(kind="search", options={"lr": 0.5})
     (line,) = results(tmp_path / "out", "source_code_search.jsonl")
-    assert (line["val_perplexity"], line["settings"]["lr"]) == (TASK.metrics[0].worst, 0.5)
+    assert (line["val_perplexity"], line["val_loss"], line["settings"]["lr"]) == (TASK.metrics[0].worst, 1e12, 0.5)
     assert TASK.metrics[0].written(line["val_perplexity"]) == "diverged"
     assert "smaller --lr" in line["diverged"]
 

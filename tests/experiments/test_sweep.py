@@ -166,6 +166,24 @@ def test_a_sweep_goes_on_with_where_a_search_climbs_to(tmp_path, started, monkey
     assert bench.best("sst5", "tensor_train") == {"lr": 0.1}
 
 
+def test_a_search_by_loss_takes_the_lowest_whatever_the_metric_says(bench, monkeypatch):
+    """And one that diverged, which tells no accuracy that means anything, is the worst."""
+    points = tuple((rate,) for rate in (1e-4, 1e-3, 1e-2, 1e-1))
+    search = Search(("lr",), points, rows={"tensor_train": "TT1"}, climbs=True, by_loss=True)
+    monkeypatch.setattr(Bench, "plan", Plan((), {"sst5": search}, {}))
+
+    def tried(point, loss, accuracy):
+        append(bench.file("search"), tried_line(bench, "sst5", "tensor_train", point, accuracy) | {"val_loss": loss})
+
+    tried(points[1], 1.2, 0.3)
+    tried(points[2], 1.5, 0.9)
+    assert bench.untried("sst5", "tensor_train") == [points[0]]
+    assert bench.best("sst5", "tensor_train") is None
+    tried(points[0], bench.search_metric("sst5").worst, 1.0)
+    assert bench.best("sst5", "tensor_train") == {"lr": 1e-3}
+    assert bench.points("sst5", "tensor_train") == {points[0]: 1e12, points[1]: 1.2, points[2]: 1.5}
+
+
 @pytest.mark.parametrize("grid", ["{ lr = [1e-3] }", '{ lr = [1e-3, 1e-2], std = ["glorot", 1.0] }'])
 def test_only_a_grid_of_one_name_is_climbed(grid, tmp_path, monkeypatch):
     (tmp_path / "sweep.toml").write_text(f"[search.sst5]\ngrid = {grid}\nrows = {{}}\nclimbs = true\n")

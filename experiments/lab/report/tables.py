@@ -141,9 +141,10 @@ def search_rows(summary: Summary) -> list[tuple[str, ...]]:
     rates = sorted({point[0] for points in summary.grids.values() for point in points})
     rows: list[tuple[str, ...]] = [("set", "format", *summary.searched[1:], *(f"lr {rate:g}" for rate in rates))]
     for (dataset, format), points in summary.grids.items():
+        metric = summary.bench.search_metric(dataset)
         for rest in dict.fromkeys(point[1:] for point in points):
             scores = [points.get((rate, *rest)) for rate in rates]
-            told = ["" if score is None else summary.metric.written(score) for score in scores]
+            told = ["" if score is None else metric.written(score) for score in scores]
             rows.append((summary.title(dataset), label(format), *map(value_text, rest), *told))
     return rows
 
@@ -287,17 +288,18 @@ def searched_sentences(summary: Summary) -> list[str]:
     """Which point of the grid is best, for which formats."""
     said = []
     for dataset in dict.fromkeys(dataset for dataset, _ in summary.grids):
-        names = summary.bench.plan.search(dataset).names
+        names, metric = summary.bench.plan.search(dataset).names, summary.bench.search_metric(dataset)
         formats: dict[tuple[Any, ...], list[str]] = {}
         for (name, format), scores in summary.grids.items():
             if name == dataset:
-                formats.setdefault(summary.metric.best(scores, scores.__getitem__), []).append(label(format))
+                formats.setdefault(metric.best(scores, scores.__getitem__), []).append(label(format))
         best = [
             f"{' with '.join(f'{name} {value_text(value)}' for name, value in zip(names, point, strict=True))} for "
             f"{listed(labels)}"
             for point, labels in formats.items()
         ]
-        said.append(f"{summary.title(dataset)}: best is {'; '.join(best)}.")
+        by = "" if metric == summary.metric else f" by {metric.name}"
+        said.append(f"{summary.title(dataset)}: best{by} is {'; '.join(best)}.")
     return said
 
 
