@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -39,6 +40,16 @@ def accelerator_of(precision: str) -> Accelerator:
         used = f"accelerate uses {accelerator.num_processes}"
         raise ExperimentError(f"{started()} processes were started, {used}; start them with torchrun.")
     return accelerator
+
+
+def check_same_data(sizes: Sequence[Any]) -> None:
+    """What the data of each process tells of itself: a model trained on two texts at once would be of neither."""
+    for number, told in enumerate(sizes):
+        if told != sizes[0]:
+            raise ExperimentError(
+                f"process {number} has other data than process 0: {told} instead of {sizes[0]}. Give all processes the "
+                "same --data, on every machine."
+            )
 
 
 def part() -> None:

@@ -21,7 +21,7 @@ from experiments.lab.files import alone, writable_folder
 from experiments.lab.formats import stored
 from experiments.lab.metrics import LOSS, Evaluation
 from experiments.lab.optimisers import OPTIMIZERS, pace
-from experiments.lab.processes import Interrupts, accelerator_of, first_process, part
+from experiments.lab.processes import Interrupts, accelerator_of, check_same_data, first_process, part
 from experiments.lab.records import about, append, peak_memory
 from experiments.lab.rows import Bench
 from experiments.lab.settings import How, Settings
@@ -58,6 +58,8 @@ class Training:
         self.metric = task.metrics[0]
         self.accelerator = accelerator_of(settings.precision)
         self.processes = self.accelerator.num_processes
+        if self.processes > 1:
+            check_same_data(gather_object([data.sizes()]))
         torch.manual_seed(settings.seed)
         self.plain = task.model(settings, data)  # as nothing has wrapped it yet
         self.source = task.batches(settings, data)

@@ -1,6 +1,7 @@
 """What only shows in processes of their own: kills, Ctrl-C, several processes, exit codes."""
 
 import random
+import shutil
 import signal
 import subprocess
 
@@ -75,6 +76,28 @@ def test_two_processes_train_what_one_does_and_go_on_after_a_kill(row, sources, 
     assert code == 0, told
     (two,) = results(tmp_path / "two")
     assert_two_processes_trained_as_one(two, one, rel=1e-4)
+
+
+@needs_gloo
+def test_processes_that_have_different_data_are_refused(row, sources, tmp_path):
+    """As machines may, each of which has its own copy."""
+    for rank in range(2):
+        shutil.copytree(sources, tmp_path / f"copy{rank}")
+    (tmp_path / "copy1" / "more.py").write_text("different = 1\n" * 500)
+    words = [*command(*arguments(row(), tmp_path / "copy", tmp_path / "out"))]
+    spoken = " ".join(words).replace(f"{tmp_path}/copy", f"{tmp_path}/copy$RANK")
+    done = subprocess.run(
+        [*TORCHRUN, "--no-python", "sh", "-c", spoken],
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "process 1 has other data than process 0" in done.stderr
+    assert not (tmp_path / "out" / "source_code.jsonl").exists()
 
 
 def test_a_second_ctrl_c_ends_at_once_and_tells_so(row, sources, tmp_path):
