@@ -17,7 +17,7 @@ from torch import Tensor
 
 from experiments.lab.checkpoints import rebuilt, trained
 from experiments.lab.errors import ExperimentError
-from experiments.tasks.translation.data import Pairs, Sentences, check_positions
+from experiments.tasks.translation.data import Pairs, Sentences, check_positions, decoded_at_once
 from experiments.tasks.translation.model import PAD, TranslationSettings, Translator, scored_by_table
 from experiments.tasks.translation.tokens import encoded, in_one_line, sentence, tokenizer_of
 
@@ -39,7 +39,7 @@ def translate(
     with Progress(*columns, console=Console(stderr=True)) as shown, precision_of(settings):
         bar = shown.add_task("translating", total=len(lines))
         written = translations(
-            model, tokenizer, sources, settings.batch, beam or settings.beam, partial(shown.advance, bar)
+            model, tokenizer, sources, decoded_at_once(settings), beam or settings.beam, partial(shown.advance, bar)
         )
         for line, german in zip(lines, written, strict=True):
             typer.echo(german if line else "")
@@ -51,8 +51,8 @@ def translate(
 def opened(checkpoint: Path) -> tuple[TranslationSettings, Any, Translator]:
     """A trained model with its settings and its tokeniser, ready to translate."""
     settings, tensors = trained(checkpoint, "translation", TranslationSettings)
-    tokenizer = tokenizer_of(tensors, checkpoint)
-    build = partial(Translator, settings, tokenizer.get_vocab_size(), tokenizer.to_str())
+    tokenizer, written = tokenizer_of(tensors, checkpoint)
+    build = partial(Translator, settings, tokenizer.get_vocab_size(), written)
     return settings, tokenizer, rebuilt(build, tensors, checkpoint).eval()
 
 
@@ -67,7 +67,9 @@ def standard_input(content: bytes) -> Iterator[str]:
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
         except UnicodeDecodeError:
-            raise ExperimentError(f"standard input, line {number}: not UTF-8.") from None
+            raise ExperimentError(
+                f"standard input, line {number}: not UTF-8; convert the text, as iconv does."
+            ) from None
 
 
 @torch.no_grad()

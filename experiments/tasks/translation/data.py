@@ -34,6 +34,7 @@ FILES = {
     "wmt14": {"train": "train", "validation": "val", "test": "test"},
 }
 ORIGINAL = "wmt/wmt14"
+_DECODED = 16_384  # some 2 GB of caches at the paper's size with 4 beams
 Text = tuple[int, str, str]  # the number of its line, English, German
 
 
@@ -47,13 +48,13 @@ class Sentences:
 
     @classmethod
     def of(cls, lines: Iterable[Sequence[int]]) -> Sentences:
-        tokens, lengths = array("i"), array("q")  # millions of them have to lie in memory
+        tokens, lengths = array("i"), array("q")  # hundreds of millions of them have to lie in memory, once
         for line in lines:
             tokens.extend(line)
             tokens.append(END)
             lengths.append(len(line) + 1)
-        counted = torch.tensor(lengths, dtype=torch.int64)
-        return cls(torch.tensor(tokens, dtype=torch.int32), counted.cumsum(0) - counted, counted)
+        counted = tensor_of(lengths)
+        return cls(tensor_of(tokens), counted.cumsum(0) - counted, counted)
 
     def subset(self, which: Tensor) -> Sentences:  # (some,) numbers, or (sentences,) truth values
         return Sentences(self.tokens, self.starts[which], self.lengths[which])
@@ -65,6 +66,12 @@ class Sentences:
         rows = torch.full(there.shape, PAD)
         rows[there] = self.tokens[(self.starts[numbers, None] + places)[there]].long()
         return rows
+
+
+def tensor_of(numbers: array[int]) -> Tensor:
+    """The memory of the array itself: ``torch.tensor`` would make a Python object of every number."""
+    dtype = {"i": torch.int32, "q": torch.int64}[numbers.typecode]
+    return torch.frombuffer(numbers, dtype=dtype) if numbers else torch.empty(0, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -121,6 +128,11 @@ class ByTokens:
             epoch, done = epoch + 1, done + len(parts)
 
 
+def decoded_at_once(settings: TranslationSettings) -> int:
+    """Tokens of a batch that is translated, at most: as one of training, but every beam has caches of its own."""
+    return min(settings.batch, _DECODED)
+
+
 @dataclass(frozen=True)
 class Corpus:
     """The tokeniser of both languages, and the pairs of each split."""
@@ -139,7 +151,7 @@ def load(settings: TranslationSettings, folder: Path | None) -> Corpus:
     if settings.dataset not in FILES:
         raise unknown("dataset", settings.dataset, FILES)
     check_folder(folder)
-    texts = {split: texts_of(settings, folder, split)[: settings.pairs] for split in FILES[settings.dataset]}
+    texts = {split: texts_of(settings, folder, split) for split in FILES[settings.dataset]}
     tokenizer = trained_tokenizer([text for pair in texts["train"] for text in pair[1:]], settings.vocabulary)
     return Corpus(tokenizer, {split: numbered(settings, tokenizer, split, pairs) for split, pairs in texts.items()})
 
@@ -157,13 +169,13 @@ def texts_of(settings: TranslationSettings, folder: Path | None, split: str) -> 
     if split == "train" and settings.length_ratio is not None:
         stripped = [pair for pair in stripped if all(pair)]
     if not stripped:
-        raise ExperimentError(f"{settings.dataset}: there are no pairs for {split}.")
+        raise ExperimentError(f"{settings.dataset}: there are no pairs for {split} in {name}; copy its files anew.")
     for number, *sides in stripped:
         for language, text in zip(LANGUAGES, sides, strict=True):
             if not text:
                 where = place(settings, split, language, number)
                 raise ExperimentError(f"{where}: an empty sentence; remove the line on both sides.")
-    return stripped
+    return stripped[: settings.pairs]
 
 
 def place(settings: TranslationSettings, split: str, language: str, number: int) -> str:

@@ -36,16 +36,17 @@ def by_frequency(
             )
         columns.append((tokens, losses))
         shown.add_column(name, justify="right")
-    for first, end in bands(int(columns[0][0].max()) + 1):
-        within = [(tokens >= first) & (tokens < end) for tokens, _ in columns]
-        means = [f"{losses[these].mean():.2f}" for (_, losses), these in zip(columns, within, strict=True)]
-        if within[0].any():
-            shown.add_row(f"{first + 1:,} to {end:,}", f"{100 * within[0].double().mean():.0f} %", *means)
+    tokens = columns[0][0]
+    for first, end in ranges_of_tokens(int(tokens.max()) + 1):
+        within = (tokens >= first) & (tokens < end)
+        if within.any():
+            means = [f"{losses[within].mean():.2f}" for _, losses in columns]
+            shown.add_row(f"{first + 1:,} to {end:,}", f"{100 * within.double().mean():.0f} %", *means)
     Console().print(shown)
 
 
-def bands(tokens: int) -> list[tuple[int, int]]:
-    """First token and end of each band: each ends at four times the end of the one before. The last one is of all."""
+def ranges_of_tokens(tokens: int) -> list[tuple[int, int]]:
+    """First token and end of each: it ends at four times the end of the one before. The last one is of all."""
     edges = [0, *(4**k for k in range(2, 16) if 4**k < tokens), tokens]
     return [*pairwise(edges), (0, tokens)]
 
@@ -54,8 +55,7 @@ def bands(tokens: int) -> list[tuple[int, int]]:
 def token_losses(checkpoint: Path, data: Path | None) -> tuple[str, Tensor, Tensor]:
     """Which model it is, every token that it has to predict on validation, and the loss of each."""
     settings, tokenizer, model = opened(checkpoint)
-    texts = texts_of(settings, data, "validation")[: settings.pairs]
-    pairs = numbered(settings, tokenizer, "validation", texts)
+    pairs = numbered(settings, tokenizer, "validation", texts_of(settings, data, "validation"))
     tokens, losses = [], []
     for numbers in track(pairs.batches(settings.batch), settings.row, console=Console(stderr=True), transient=True):
         batch = pairs.batch(numbers)

@@ -118,8 +118,8 @@ class Translator(nn.Module):
         """The likeliest translations that beams find, each with its end, and ends after it.
 
         A translation is at most twice as long as the longest source beside it, and ten tokens more. It has a token at
-        least: without a length penalty a smoothed model finds none likelier than a dozen. The search may stop where a
-        share of the sentences is ``left``: their rows are ``PAD``.
+        least: without a length penalty a smoothed model finds an empty one likelier than a dozen tokens. The search may
+        stop where a share of the sentences is ``left``: their rows are ``PAD``.
         """
         from transformers import GenerationConfig
 

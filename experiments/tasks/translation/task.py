@@ -16,7 +16,7 @@ from experiments.lab.processes import first_process
 from experiments.lab.task import Task, decaying
 from experiments.tasks.translation import bleu
 from experiments.tasks.translation.commands import translate
-from experiments.tasks.translation.data import ByTokens, Corpus, load
+from experiments.tasks.translation.data import ByTokens, Corpus, decoded_at_once, load
 from experiments.tasks.translation.frequencies import by_frequency
 from experiments.tasks.translation.model import PAD, TranslationSettings, Translator
 from experiments.tasks.translation.tokens import sentence
@@ -71,7 +71,7 @@ class Translation(Task):
                 translated.extend(zip(batch["number"].tolist(), written, strict=True))
             return evaluation.model(batch["source"], batch["target"]), self.count(batch)
 
-        batches = (pairs.batch(numbers) for numbers in pairs.batches(settings.batch))
+        batches = (pairs.batch(numbers) for numbers in pairs.batches(decoded_at_once(settings)))
         loss, tokens = evaluation.totals(batches, score)
         texts = [sentence(data.tokenizer, written) for _, written in sorted(evaluation.gathered(translated))]
         return {"loss": loss / tokens, "BLEU": bleu.bleu(texts, pairs.references)}

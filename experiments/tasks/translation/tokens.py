@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
+from unicodedata import category
 
 from torch import Tensor
 
@@ -50,16 +51,21 @@ def sentence(tokenizer: Any, numbers: list[int]) -> str:
 
 
 def in_one_line(text: str) -> str:
-    """What a terminal can show, and a reader of lines take for one."""
-    return " ".join("".join(sign if sign.isprintable() else " " for sign in text).split())
+    """What a terminal can show, and a reader of lines take for one.
+
+    Marks that part no word, such as soft hyphens, are left out.
+    """
+    shown = (sign for sign in text if category(sign) != "Cf")
+    return " ".join("".join(sign if sign.isprintable() else " " for sign in shown).split())
 
 
-def tokenizer_of(tensors: dict[str, Tensor], where: object) -> Any:
-    """The tokeniser in a trained model; refused where the model's table has another vocabulary."""
+def tokenizer_of(tensors: dict[str, Tensor], where: object) -> tuple[Any, str]:
+    """The tokeniser in a trained model, and its JSON; refused where the model's table has another vocabulary."""
     from tokenizers import Tokenizer
 
     try:
-        tokenizer = Tokenizer.from_str(bytes(tensors["tokenizer"].tolist()).decode())
+        written = bytes(tensors["tokenizer"].tolist()).decode()
+        tokenizer = Tokenizer.from_str(written)
     except Exception as error:  # tokenizers has no kind of its own
         raise ExperimentError(f"{where} has no tokeniser: {error}. {ANEW}") from None
     known, bias = tokenizer.get_vocab_size(), tensors.get("marian.final_logits_bias")
@@ -68,4 +74,4 @@ def tokenizer_of(tensors: dict[str, Tensor], where: object) -> Any:
             f"{where} has a tokeniser of another vocabulary: it knows {known:,} tokens, and the model's table has "
             f"{rows:,} rows. {ANEW}"
         )
-    return tokenizer
+    return tokenizer, written
