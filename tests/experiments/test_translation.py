@@ -158,7 +158,10 @@ def test_a_ratio_is_that_of_the_full_table_to_all_stored_numbers(row):
     model = on_meta(chosen)
     full = sum(p.numel() for p in on_meta(configured(TASK, "multi30k-full", {})).parameters())
     stored = chosen.vocabulary * chosen.dim - (full - sum(p.numel() for p in model.parameters()))
-    assert TASK.ratio(model) == pytest.approx(chosen.vocabulary * chosen.dim / stored)
+    if "rounded" in row:  # four numbers of 8 bits take the room of one; scales come on top
+        assert 0.98 < TASK.ratio(model) / (4 * chosen.vocabulary * chosen.dim / stored) < 1
+    else:
+        assert TASK.ratio(model) == pytest.approx(chosen.vocabulary * chosen.dim / stored)
     assert len(tables(model)) == 1
     asked = float("".join(filter(str.isdigit, chosen.row)) or 1)
     assert asked <= TASK.ratio(model) < 1.06 * asked
