@@ -25,6 +25,7 @@ from experiments.lab.settings import How
 from experiments.lab.task import tables
 from experiments.lab.training import Training
 from experiments.lab.training import train as train_task
+from experiments.tasks.translation import commands
 from experiments.tasks.translation.bleu import bleu, signature
 from experiments.tasks.translation.model import END, PAD, Translator
 from experiments.tasks.translation.tokens import trained_tokenizer
@@ -213,7 +214,10 @@ def test_bleu_is_of_all_sentences_in_their_order(multi30k, how):
     known = {tuple(row): number for number, row in enumerate(pairs.batch(torch.arange(12))["source"].tolist())}
     longest = pairs.source.lengths.max()
 
+    asked = set()
+
     def write(source, beams):
+        asked.add(beams)
         wide = F.pad(source, (0, longest - source.shape[1]), value=PAD)
         numbers = torch.tensor([known[tuple(row)] for row in wide.tolist()])
         return pairs.target.take(numbers).clamp(min=END)
@@ -225,7 +229,17 @@ def test_bleu_is_of_all_sentences_in_their_order(multi30k, how):
         whole = pairs.batch(torch.arange(12))
         expected = trainer.plain.eval()(whole["source"], whole["target"]).item() / len(pairs.target.tokens)
     assert figures["loss"] == pytest.approx(expected, rel=1e-5)
+    assert asked == {row.validation_beam} == {1}
     assert trainer.evaluate("newstest") == {}
+
+
+def test_test_sets_are_translated_by_as_many_beams_as_the_row_says(multi30k, how, monkeypatch):
+    pytest.importorskip("sacrebleu")
+    trainer = Training(TASK, settings(beam=3), how(), TASK.load(settings(), multi30k))
+    asked, real = set(), trainer.plain.translated
+    monkeypatch.setattr(trainer.plain, "translated", lambda source, beams: asked.add(beams) or real(source, beams))
+    trainer.evaluate("test")
+    assert asked == {3}
 
 
 @pytest.fixture
@@ -237,13 +251,13 @@ def trained_model(how):
     return record, how().out / "translation" / f"multi30k-{row.row}-0"
 
 
-def test_a_run_learns_tells_and_leaves_a_model_that_translates(trained_model):
+def test_a_run_learns_tells_and_leaves_a_model_that_translates(trained_model, monkeypatch):
     record, folder = trained_model
     json.dumps(record)
     assert record["val_loss"] < math.log(280) / 3  # of the tokens alone
     assert record["signature"] == signature()
     for split in TASK.tests:
-        assert 0 <= record[f"{split}_BLEU"] <= 100
+        assert 1 < record[f"{split}_BLEU"] <= 100
     assert record["ratio"] == pytest.approx(280 * 32 / record["table_parameters"])
 
     def translate(text, *options):
@@ -257,7 +271,17 @@ def test_a_run_learns_tells_and_leaves_a_model_that_translates(trained_model):
     assert lines[1] == lines[3] == ""
     assert "translating" in done.stderr
     assert re.search(r"3 lines in \d+\.\d s, [\d.,]+ a second", done.stderr)
-    assert translate("the big man sees", "--beam", "4").stdout.splitlines() == [lines[2]]
+    monkeypatch.setattr(commands, "_BLOCK", 2)  # lines of a later block are translated as those of the first one
+    assert translate("a dog\n\nthe big man sees\na dog\n").stdout.split("\n") == [*lines[:3], lines[0], ""]
+    asked, real = [], Translator.translated
+    monkeypatch.setattr(
+        Translator,
+        "translated",
+        lambda model, source, beams, left: asked.append(beams) or real(model, source, beams, left),
+    )
+    assert translate("the big man sees").stdout.splitlines() == [lines[2]]
+    translate("the big man sees", "--beam", "2")
+    assert asked == [4, 2]
     of_nothing = translate("")
     assert (of_nothing.exit_code, of_nothing.stdout) == (0, "")
     assert "standard input, line 2: not UTF-8" in str(translate(b"a\n\xff\n").exception)

@@ -14,7 +14,7 @@ pytest.importorskip("tokenizers")
 from experiments.lab.errors import ExperimentError
 from experiments.lab.rows import configured
 from experiments.lab.task import find
-from experiments.tasks.translation.data import ByTokens, Pairs, Sentences, cleaned, load
+from experiments.tasks.translation.data import ByTokens, Pairs, Sentences, cleaned, decoded_at_once, load
 from experiments.tasks.translation.model import END, PAD
 from experiments.tasks.translation.tokens import encoded, in_one_line, sentence, tokenizer_of, trained_tokenizer
 
@@ -68,6 +68,22 @@ def test_pairs_stay_together_and_references_are_the_texts(multi30k):
         assert german == reference == " ".join(tiny.GERMAN[word] for word in english.split())
     assert corpus.splits["train"].references == ()
     assert len(load(settings(pairs=5), multi30k).splits["train"]) == 5
+
+
+def test_other_texts_of_equal_size_are_other_data(multi30k):
+    """Neither a run that goes on nor processes side by side may take one for the other."""
+    before = load(settings(), multi30k).sizes()
+    assert load(settings(), multi30k).sizes() == before
+    tiny.change_lines(multi30k / "multi30k" / "train.de.gz", lambda lines: lines[::-1])
+    after = load(settings(), multi30k).sizes()
+    assert [sizes[:3] for sizes in after.values()] == [sizes[:3] for sizes in before.values()]
+    assert [split for split in before if after[split] != before[split]] == ["train"]
+
+
+def test_batches_that_are_translated_are_smaller_where_more_beams_need_caches():
+    assert decoded_at_once(settings(batch=1000), 4) == 1000
+    assert decoded_at_once(settings(batch=400_000), 4) == 16_384
+    assert decoded_at_once(settings(batch=400_000), 64) == 1024
 
 
 def test_tatoeba_is_parted_by_its_english_side(tmp_path):

@@ -9,7 +9,7 @@ pytest.importorskip("transformers")
 
 from translators import FULL, SOURCE, TRAIN, model_of, settings
 
-from experiments.tasks.translation.commands import translated_parts
+from experiments.tasks.translation import commands
 from experiments.tasks.translation.data import Sentences
 from experiments.tasks.translation.model import END, PAD, Translator, scored_by_table
 
@@ -126,20 +126,35 @@ def test_a_batch_that_stops_with_some_left_has_the_others_translations():
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("tokens", [20, 1000], ids=["many batches", "one batch"])
-def test_every_source_is_translated_once_whatever_was_left_at_first(tokens):
-    torch.manual_seed(1)
+@pytest.mark.parametrize("tokens", [200, 10_000], ids=["many batches", "one batch"])
+def test_every_source_is_translated_once_whatever_was_left_at_first(tokens, monkeypatch):
+    left, real = [], Translator.translated
+
+    def translated(model, *given):
+        written = real(model, *given)
+        left.append(int((written[:, 0] == PAD).sum()))
+        return written
+
+    def parts(share):
+        monkeypatch.setattr(commands, "_LEFT", share)
+        return [
+            pair
+            for part, rows in commands.translated_parts(model, sources, tokens, 4)
+            for pair in zip(part.tolist(), rows.tolist(), strict=True)
+        ]
+
+    monkeypatch.setattr(Translator, "translated", translated)
+    torch.manual_seed(3)
     model = Translator(settings(positions=30, std=1.0), 20).eval()
+    model.marian.final_logits_bias[0, END] = 1.0
     draw = torch.Generator().manual_seed(0)
-    lines = [torch.randint(1, 20, (n,), generator=draw).tolist() for n in (1, 2, 2, 3, 3, 3, 4, 4, 5, 6, 6)]
-    sources = Sentences.of(lines)
-    translated = {}
-    for part, rows in translated_parts(model, sources, tokens, 4):
-        for number, row in zip(part.tolist(), rows.tolist(), strict=True):
-            assert number not in translated
-            translated[number] = row
-    assert sorted(translated) == list(range(len(lines)))
-    for number, row in translated.items():
-        (alone,) = model.translated(sources.take(torch.tensor([number])), 4).tolist()
-        shorter = min(len(alone), len(row))  # a limit is that of the longest source of its batch
-        assert row[:shorter] == alone[:shorter]
+    lengths = torch.randint(1, 9, (120,), generator=draw).tolist()
+    sources = Sentences.of([torch.randint(1, 20, (length,), generator=draw).tolist() for length in lengths])
+    waited = parts(0.0)
+    assert sum(left) == 0
+    twice = parts(0.15)
+    assert (sum(left) > 0) == (tokens == 200)  # nobody waits for the last few of a single batch
+    assert [number for number, _ in sorted(twice)] == list(range(120))
+    for (_, row), (_, expected) in zip(sorted(twice), sorted(waited), strict=True):
+        shorter = min(len(row), len(expected))  # a limit is that of the longest source of its batch
+        assert row[:shorter] == expected[:shorter]

@@ -25,5 +25,5 @@ def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
 def signature() -> str:
     """With which options and version: scores of one signature can be compared."""
     computed = metric()
-    computed.corpus_score(["a"], [["a"]])  # it tells of nothing before
+    computed.corpus_score(["a"], [["a"]])  # without a score there is no signature
     return str(computed.get_signature())

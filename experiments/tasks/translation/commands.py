@@ -18,34 +18,40 @@ from torch import Tensor
 from experiments.lab.checkpoints import rebuilt, trained
 from experiments.lab.errors import ExperimentError
 from experiments.tasks.translation.data import Pairs, Sentences, check_positions, decoded_at_once
-from experiments.tasks.translation.model import PAD, TranslationSettings, Translator, scored_by_table
+from experiments.tasks.translation.model import MOST_BEAMS, PAD, TranslationSettings, Translator, scored_by_table
 from experiments.tasks.translation.tokens import encoded, in_one_line, sentence, tokenizer_of
 
 _BLOCK = 1_000  # lines, of which those of similar length are translated together
-_LEFT = 0.15  # of them, at most, that the others do not wait for; these are translated once more, together
+_LEFT = 0.15  # of a batch, at most, that it does not wait for; these sentences are translated once more, together
 
 
 def translate(
     checkpoint: Annotated[Path, typer.Option(help="a model, or its folder, that a run with --keep-model left")],
-    beam: Annotated[int | None, typer.Option(min=1, help="left out, as many as its test sets had")] = None,
+    beam: Annotated[
+        int | None, typer.Option(min=1, max=MOST_BEAMS, help="left out, as many as its test sets had")
+    ] = None,
 ) -> None:
     """Translate lines of English from standard input into lines of German."""
     settings, tokenizer, model = opened(checkpoint)
     lines = list(standard_input(sys.stdin.buffer.read()))
     sources = Sentences.of(encoded(tokenizer, lines))
     check_positions(sources, settings.positions, range(1, len(lines) + 1), "standard input, line {}".format)
-    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    beams = beam or settings.beam
     begun = time.perf_counter()
-    with Progress(*columns, console=Console(stderr=True)) as shown, precision_of(settings):
-        bar = shown.add_task("translating", total=len(lines))
-        written = translations(
-            model, tokenizer, sources, decoded_at_once(settings), beam or settings.beam, partial(shown.advance, bar)
-        )
+    with progress() as shown, precision_of(settings):
+        advance = partial(shown.advance, shown.add_task("translating", total=len(lines)))
+        written = translations(model, tokenizer, sources, decoded_at_once(settings, beams), beams, advance)
         for line, german in zip(lines, written, strict=True):
-            typer.echo(german if line else "")
+            typer.echo(german if line else "", file=sys.stdout)
     if lines:
         seconds = time.perf_counter() - begun
         typer.echo(f"{len(lines):,} lines in {seconds:.1f} s, {len(lines) / seconds:,.1f} a second", err=True)
+
+
+def progress() -> Progress:
+    """A bar on standard error; lines that are written to the same terminal go above it."""
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
+    return Progress(*columns, console=Console(stderr=True), redirect_stdout=sys.stdout.isatty())
 
 
 def opened(checkpoint: Path) -> tuple[TranslationSettings, Any, Translator]:

@@ -17,6 +17,7 @@ from experiments.lab.errors import ExperimentError
 from experiments.lab.settings import Settings, option
 
 END = 0  # of a sentence; the decoder starts with it, too
+MOST_BEAMS = 64  # each has caches of its own
 PAD = -100  # stands in batches where a sentence is over; no row of the table is its own
 
 
@@ -35,8 +36,8 @@ class TranslationSettings(Settings):
     longest: int = option(128, "tokens of a cleaned training sentence at most, its end among them", least=2)
     label_smoothing: float = option(0.1, "in training", least=0, below=1)
     batch: int = option(4_096, "tokens of a batch at most, of both sides, padding counted", least=2)
-    beam: int = option(4, "for the test sets", least=1)
-    validation_beam: int = option(1, "on the way", least=1)
+    beam: int = option(4, "for the test sets", least=1, below=MOST_BEAMS + 1)
+    validation_beam: int = option(1, "on the way", least=1, below=MOST_BEAMS + 1)
     steps: int | None = option(None, "training steps; left out, as many as the epochs have", least=1)
     validations: int = option(10, "spread over the steps", least=1)
     pairs: int | None = option(None, "as if each split had only so many pairs", least=1)

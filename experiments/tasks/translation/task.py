@@ -58,7 +58,7 @@ class Translation(Task):
         return model(batch["source"], batch["target"]), None
 
     def evaluate(self, evaluation: Evaluation, data: Corpus, split: str) -> dict[str, float]:
-        """Nothing, of a test set that the data has not."""
+        """Loss and BLEU; nothing for a test set that the dataset lacks."""
         if split not in data.splits:
             return {}
         settings, pairs = evaluation.settings, data.splits[split]
@@ -71,7 +71,7 @@ class Translation(Task):
                 translated.extend(zip(batch["number"].tolist(), written, strict=True))
             return evaluation.model(batch["source"], batch["target"]), self.count(batch)
 
-        batches = (pairs.batch(numbers) for numbers in pairs.batches(decoded_at_once(settings)))
+        batches = (pairs.batch(numbers) for numbers in pairs.batches(decoded_at_once(settings, beams)))
         loss, tokens = evaluation.totals(batches, score)
         texts = [sentence(data.tokenizer, written) for _, written in sorted(evaluation.gathered(translated))]
         return {"loss": loss / tokens, "BLEU": bleu.bleu(texts, pairs.references)}
