@@ -236,14 +236,19 @@ class Bench:
         search, score, means = self.plan.search(dataset), f"val_{self.search_metric(dataset).name}", {}
         if format not in search.rows:
             return {}
-        lines = self.recorded("search")
-        seen = {settings: record[score] for settings, record in lines if isinstance(record.get(score), float)}
+        seen = {settings: record.get(score) for settings, record in self.recorded("search")}
         searched = configured(self.task, f"{dataset}-{search.rows[format]}", search.options)
         for point in search.points:
             of_point = search.tried(replace(searched, **search.options_of(point)))
             scores = [seen[trial] for seed in range(search.seeds) if (trial := replace(of_point, seed=seed)) in seen]
-            if len(scores) == search.seeds:
-                means[point] = fmean(scores)
+            told = [value for value in scores if isinstance(value, float)]
+            if len(told) < len(scores):
+                raise ExperimentError(
+                    f"{self.file('search').name}: {of_point.row} has no {score}, by which the search of {dataset} "
+                    "compares; set by_loss in sweep.toml so that it fits what the task tells."
+                )
+            if len(told) == search.seeds:
+                means[point] = fmean(told)
         return means
 
     def grids(self) -> dict[tuple[str, str], Scores]:
@@ -279,6 +284,9 @@ class Bench:
         if search:
             tried = self.plan.search(configured(self.task, name, {}).dataset)
             settings = configured(self.task, name, {**tried.options, **given})
+            others = {option: value for option, value in given.items() if option not in tried.names}
+            row = changed(configured(self.task, name, tried.options), settings, others)
+            settings = replace(settings, row=row)
             return tried.tried(smoke(self.task, settings, given) if tiny else settings)
         settings = self.with_best(name, given)
         settings = replace(settings, row=changed(self.with_best(name, {}), settings, given))

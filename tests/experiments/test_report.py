@@ -297,6 +297,15 @@ def test_the_search_is_told(bench, tmp_path):
     assert "SST-5: best is lr 0.01 with std 1 for tensor train." in told
 
 
+def test_a_search_that_has_not_ended_names_no_best(bench, tmp_path):
+    points = bench.plan.search("sst5").points
+    for format, tried in (("tensor_train", points), ("low_rank", points[1:])):
+        for point in tried:
+            try_point(bench, "sst5", format, point, 0.4, 0.4, 0.4)
+    told = markdown(summarise(RUNS, tmp_path))
+    assert "SST-5: best is lr 0.0007 with std Glorot for tensor train; the search has not ended for low rank." in told
+
+
 def test_a_search_by_loss_is_told_by_its_losses(bench, tmp_path, monkeypatch):
     search = replace(bench.plan.search("sst5"), seeds=1, by_loss=True)
     monkeypatch.setattr(Bench, "plan", replace(bench.plan, searches={"sst5": search}))

@@ -184,6 +184,21 @@ def test_a_search_by_loss_takes_the_lowest_whatever_the_metric_says(bench, monke
     assert bench.points("sst5", "tensor_train") == {points[0]: 1e12, points[1]: 1.2, points[2]: 1.5}
 
 
+def test_points_that_lack_what_a_search_compares_are_an_error_and_not_untried_for_ever(bench, monkeypatch):
+    """Rows were trained with rates that nobody had compared."""
+    search = Search(("lr",), ((1e-3,), (1e-2,)), rows={"tensor_train": "TT1"}, by_loss=True)
+    monkeypatch.setattr(Bench, "plan", Plan((), {"sst5": search}, {}))
+    append(bench.file("search"), tried_line(bench, "sst5", "tensor_train", search.points[0], 0.3))
+    with pytest.raises(ExperimentError, match=r"_search.jsonl: TT1-lr0.001 has no val_loss, by which .* set by_loss"):
+        bench.untried("sst5", "tensor_train")
+
+
+def test_a_point_with_more_changed_than_the_grid_has_a_name_of_its_own(bench):
+    point = {"lr": 0.002, "seed": 0}
+    assert bench.settle("sst5-TT1", point, search=True).row == "TT1-lr0.002-stdglorot"
+    assert bench.settle("sst5-TT1", {**point, "rank": 5}, search=True).row == "TT1-rank=5-lr0.002-stdglorot"
+
+
 @pytest.mark.parametrize("grid", ["{ lr = [1e-3] }", '{ lr = [1e-3, 1e-2], std = ["glorot", 1.0] }'])
 def test_only_a_grid_of_one_name_is_climbed(grid, tmp_path, monkeypatch):
     (tmp_path / "sweep.toml").write_text(f"[search.sst5]\ngrid = {grid}\nrows = {{}}\nclimbs = true\n")

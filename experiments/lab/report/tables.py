@@ -285,13 +285,18 @@ def row_names(summary: Summary) -> list[tuple[str, str]]:
 
 
 def searched_sentences(summary: Summary) -> list[str]:
-    """Which point of the grid is best, for which formats."""
+    """Which point of the grid is best, for which formats; of a search that has not ended it is not known."""
     said = []
     for dataset in dict.fromkeys(dataset for dataset, _ in summary.grids):
         names, metric = summary.bench.plan.search(dataset).names, summary.bench.search_metric(dataset)
         formats: dict[tuple[Any, ...], list[str]] = {}
+        unknown: list[str] = []
         for (name, format), scores in summary.grids.items():
-            if name == dataset:
+            if name != dataset:
+                continue
+            if summary.bench.untried(dataset, format):
+                unknown.append(label(format))
+            else:
                 formats.setdefault(metric.best(scores, scores.__getitem__), []).append(label(format))
         best = [
             f"{' with '.join(f'{name} {value_text(value)}' for name, value in zip(names, point, strict=True))} for "
@@ -299,7 +304,9 @@ def searched_sentences(summary: Summary) -> list[str]:
             for point, labels in formats.items()
         ]
         by = "" if metric == summary.metric else f" by {metric.name}"
-        said.append(f"{summary.title(dataset)}: best{by} is {'; '.join(best)}.")
+        told = [f"best{by} is {'; '.join(best)}"] if best else []
+        told += [f"the search has not ended for {listed(unknown)}"] if unknown else []
+        said.append(f"{summary.title(dataset)}: {'; '.join(told)}.")
     return said
 
 
