@@ -30,7 +30,7 @@ def gzip_lines(path: Path) -> Iterator[tuple[int, str]]:
             f"{path.name} is damaged or cut short after line {number}: {error}. Copy it anew."
         ) from None
     except UnicodeDecodeError:
-        raise ExperimentError(f"{path.name}, line {number + 1}: not UTF-8.") from None
+        raise ExperimentError(f"{path.name}, line {number + 1}: not UTF-8; convert the file, as iconv does.") from None
     except OSError as error:
         raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from None
 
