@@ -5,12 +5,18 @@ handed out by the kernel one by one, zeroed: a microsecond each on a virtual mac
 several times what it takes to compute them. Which implementation pays depends on who freed what before it. Allocators
 that training on CPUs is advised to use keep freed memory; here glibc is told to, for all alike. Blocks above 32 MiB it
 takes from freed memory only where a large enough piece lies free: those rows depend on what ran before.
+
+Where batches are of many lengths, glibc searches long lists for a piece that fits, and longer ones with every step. A
+process that is started for hours can have jemalloc instead, which cannot be changed once it runs.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
+import sys
 from contextlib import suppress
+from ctypes.util import find_library
 
 _TRIM, _MMAP = -1, -3  # M_TRIM_THRESHOLD, M_MMAP_THRESHOLD of malloc.h
 _KEPT = 2**30
@@ -29,3 +35,9 @@ def keep_freed_memory() -> bool:
 def freed_memory_is_kept() -> bool:
     """Whether it was asked for in this process."""
     return bool(_kept) and _kept[-1]
+
+
+def jemalloc() -> dict[str, str]:
+    """The environment in which a process that is started uses it; empty where there is none, or another was chosen."""
+    library = find_library("jemalloc") if sys.platform == "linux" and not os.environ.get("LD_PRELOAD") else None
+    return {"LD_PRELOAD": library} if library else {}

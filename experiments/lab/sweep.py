@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from benchmarks.allocator import jemalloc
 from experiments.lab.errors import Stopped
 from experiments.lab.files import check_folder, writable_folder
 from experiments.lab.processes import Interrupts
@@ -153,7 +154,7 @@ class Sweep(Places):
         command += ["--smoke"] if self.smoke else []
         threads = max(1, (os.cpu_count() or 1) // self.jobs)
         with self.log(cell).open("a", encoding="utf-8") as file:
-            environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+            environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **jemalloc()}
             # A group of its own: Ctrl-C reaches it through us, once, and not from the terminal as well.
             return subprocess.Popen(command, process_group=0, cwd=ROOT, stdout=file, stderr=file, env=environment)
 

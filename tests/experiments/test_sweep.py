@@ -34,6 +34,7 @@ def started(monkeypatch):
         def __init__(self, command, **options):
             assert Path(options["cwd"]) == ROOT
             assert options["process_group"] == 0
+            assert options["env"]["LD_PRELOAD"] == "fast.so"
             commands.append(command)
             self.code = codes.get(command[command.index("--config") + 1], 0)
             self.returncode = None
@@ -48,6 +49,7 @@ def started(monkeypatch):
             codes["terminated"].append(self)
 
     codes["terminated"] = []
+    monkeypatch.setattr(sweep_module, "jemalloc", lambda: {"LD_PRELOAD": "fast.so"})
     monkeypatch.setattr(sweep_module.subprocess, "Popen", Process)
     return commands, codes
 
