@@ -7,7 +7,7 @@ pytest.importorskip("accelerate")
 pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
 
-from translators import FULL, SOURCE, TRAIN, model_of, settings
+from translators import FULL, SOURCE, TRAIN, model_of, padded, settings
 
 from experiments.tasks.translation import commands
 from experiments.tasks.translation.data import Sentences
@@ -110,51 +110,46 @@ def test_beams_end_when_nothing_likelier_can_come():
 def test_a_batch_that_stops_with_some_left_has_the_others_translations():
     """What is left is named, and none of the others waits for it."""
     seen = 0
-    for seed in range(8):
+    draw = torch.Generator().manual_seed(0)
+    sources = padded(*(torch.randint(1, 20, (length,), generator=draw).tolist() for length in (4, 1, 8, 2, 6, 3, 5, 7)))
+    for std, bias, seed in ((1.0, 2.0, 0), (2.0, 8.0, 0), (2.0, 12.0, 2)):  # of which some end early, and others do not
         torch.manual_seed(seed)
-        model = Translator(settings(positions=30, std=1.0), 20).eval()
-        whole = model.translated(SOURCE, 4)
-        for share in (0.0, 0.34, 0.67):
-            some = model.translated(SOURCE, 4, share)
+        model = Translator(settings(positions=30, std=std), 20).eval()
+        model.marian.final_logits_bias[0, END] = bias
+        whole = model.translated(sources, 4)
+        assert len({[*row, END].index(END) for row in whole.tolist()}) > 1
+        for share in (0.0, 0.25, 0.5, 0.75):
+            some = model.translated(sources, 4, share)
             left = some[:, 0] == PAD
             assert (some[left] == PAD).all()
-            assert left.sum() <= share * len(SOURCE)
+            assert left.sum() <= share * len(sources)
             for mine, own in zip(some[~left].tolist(), whole[~left].tolist(), strict=True):
                 assert [*mine, END][: [*mine, END].index(END)] == [*own, END][: [*own, END].index(END)]
             seen += int(left.sum())
     assert seen > 0
 
 
-@torch.no_grad()
+class Copier:
+    """Translates each sentence into itself, and leaves some unfinished where a batch need not wait for all."""
+
+    def __init__(self):
+        self.unfinished = 0
+
+    def translated(self, source, beams, left):
+        waits = (source[:, :1] % 7 == 0) & (left > 0)
+        self.unfinished += int(waits.sum())
+        return source.masked_fill(source == PAD, END).masked_fill(waits, PAD)
+
+
 @pytest.mark.parametrize("tokens", [200, 10_000], ids=["many batches", "one batch"])
-def test_every_source_is_translated_once_whatever_was_left_at_first(tokens, monkeypatch):
-    left, real = [], Translator.translated
-
-    def translated(model, *given):
-        written = real(model, *given)
-        left.append(int((written[:, 0] == PAD).sum()))
-        return written
-
-    def parts(share):
-        monkeypatch.setattr(commands, "_LEFT", share)
-        return [
-            pair
-            for part, rows in commands.translated_parts(model, sources, tokens, 4)
-            for pair in zip(part.tolist(), rows.tolist(), strict=True)
-        ]
-
-    monkeypatch.setattr(Translator, "translated", translated)
-    torch.manual_seed(3)
-    model = Translator(settings(positions=30, std=1.0), 20).eval()
-    model.marian.final_logits_bias[0, END] = 1.0
+def test_every_source_has_its_own_translation_once_whatever_was_left_at_first(tokens):
     draw = torch.Generator().manual_seed(0)
-    lengths = torch.randint(1, 9, (120,), generator=draw).tolist()
-    sources = Sentences.of([torch.randint(1, 20, (length,), generator=draw).tolist() for length in lengths])
-    waited = parts(0.0)
-    assert sum(left) == 0
-    twice = parts(0.15)
-    assert (sum(left) > 0) == (tokens == 200)  # nobody waits for the last few of a single batch
-    assert [number for number, _ in sorted(twice)] == list(range(120))
-    for (_, row), (_, expected) in zip(sorted(twice), sorted(waited), strict=True):
-        shorter = min(len(row), len(expected))  # a limit is that of the longest source of its batch
-        assert row[:shorter] == expected[:shorter]
+    lines = [torch.randint(1, 20, (number % 9 + 1,), generator=draw).tolist() for number in range(120)]
+    copier = Copier()
+    parts = list(commands.translated_parts(copier, Sentences.of(lines), tokens, 4))
+    numbers = torch.cat([part for part, _ in parts]).tolist()
+    rows = [row for _, written in parts for row in written.tolist()]
+    assert sorted(numbers) == list(range(120))
+    for number, row in zip(numbers, rows, strict=True):
+        assert row[: row.index(END)] == lines[number]
+    assert (copier.unfinished > 0) == (tokens == 200)  # nobody waits for the last few of a single batch
