@@ -106,6 +106,22 @@ def test_rows_of_about_one_size_are_put_in_order(monkeypatch):
     ]
 
 
+def test_published_figures_of_other_data_stand_beside_ours_by_format_and_size(monkeypatch):
+    monkeypatch.setitem(TASK.texts, "sizes", [100])
+    rows = {"imdb": {"tensor_train": {"93": "TT1"}}}
+    monkeypatch.setitem(TASK.texts, "published", {"about": "Of reviews.", "rows": rows})
+    text = markdown(summarise([run for run in RUNS if run["dataset"] == "sst5" and run["row"] != "TT2"]))
+    lines = text[text.index("## Beside published figures") : text.index("## How")].replace("\xa0", " ").splitlines()
+    assert [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("|")] == [
+        ["format", "times smaller, about", "SST-5, ours", "IMDB"],
+        ["---", "---:", "---:", "---:"],
+        ["full", "1", "0.400", "0.886"],
+        ["tensor train", "93", "", "-1.5"],
+        ["tensor train", "100", "+1.0", ""],
+    ]
+    assert "* Of reviews." in lines
+
+
 def test_the_names_of_rows_are_explained_where_they_are_first_seen():
     summary = summarise([*RUNS, record("sst5", "LR3", 0, 0.4)])
     names = dict(row_names(summary))

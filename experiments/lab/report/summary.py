@@ -89,6 +89,7 @@ class Summary:
     beside: Mapping[str, Sequence[Entry]]  # rows of the tables with one thing changed
     last: Mapping[str, Any]  # of the lines
     commits: Sequence[str]
+    papers: Mapping[str, Mapping[str, float]]  # published figures by dataset and row
 
     @property
     def metric(self) -> Metric:
@@ -161,7 +162,8 @@ def summarise(bench: Bench, records: Sequence[Mapping[str, Any]]) -> Summary:
         entry = entry_of(bench, groups[dataset, row], figures.get(dataset, {}).get(base(row)))
         (tables if entry.apart is None else beside)[dataset].append(entry)
     commits = [commit for record in records for commit in record.get("commits") or [record.get("commit")]]
-    return Summary(bench, tables, beside, records[-1], list(dict.fromkeys(str(one or "unknown") for one in commits)))
+    known = list(dict.fromkeys(str(commit or "unknown") for commit in commits))
+    return Summary(bench, tables, beside, records[-1], known, figures)
 
 
 def check_line(bench: Bench, record: Mapping[str, Any], number: int) -> None:

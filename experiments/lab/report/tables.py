@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
@@ -56,6 +56,8 @@ def tables_report(summary: Summary) -> tuple[str, str]:
     for dataset, entries in summary.beside.items():
         said = items(findings_beside(summary, dataset))
         sections[f"{summary.title(dataset)}, beside the table"] = [entry_table(summary, entries), said]
+    if "published" in texts:
+        sections["Beside published figures"] = [items([texts["published"]["about"]]), table(published_rows(summary))]
     sections["How"] = [items([*texts.get("notes", []), overheads(summary)])]
     if summary.grids:
         sections["Search on validation"] = [items(searched_sentences(summary)), table(search_rows(summary))]
@@ -215,7 +217,7 @@ def order_at_each_size(summary: Summary, smaller: Sequence[Entry]) -> list[str]:
     """Rows of about one of the sizes that a task asks for, the best first, each beside it."""
     said, metric = [], summary.metric
     for size in summary.texts.get("sizes", ()):
-        rows = [entry for entry in smaller if size / _ABOUT <= entry.ratio <= size * _ABOUT]
+        rows = [entry for entry in smaller if is_about(entry, size)]
         if len(rows) > 1:
             first, *others = sorted(rows, key=lambda entry: entry.mean, reverse=metric.higher)
             behind = listed(f"{entry.row} ({metric.told(entry.mean, first.mean)} it)" for entry in others)
@@ -224,6 +226,39 @@ def order_at_each_size(summary: Summary, smaller: Sequence[Entry]) -> list[str]:
                 f"{metric.written(first.mean)}, before {behind}."
             )
     return said
+
+
+def is_about(entry: Point, size: float) -> bool:
+    """Whether it is about so many times smaller."""
+    return size / _ABOUT <= entry.ratio <= size * _ABOUT
+
+
+def published_rows(summary: Summary) -> list[tuple[str, ...]]:
+    """Headings and lines of published figures on other data beside ours, by format and size.
+
+    Each is told as its distance to the full table of the same data, whose own figure comes first.
+    """
+    metric = summary.metric
+    columns: dict[str, dict[tuple[str, int], float]] = {}  # by heading, and by format and size
+    for dataset, entries in summary.compared.items():
+        of_size = {(e.format, size): e.mean for size in summary.texts["sizes"] for e in entries if is_about(e, size)}
+        if full := summary.entry(dataset, FULL):
+            columns[f"{summary.title(dataset)}, ours"] = {(FULL, 1): full.mean, **of_size}
+    for dataset, formats in summary.texts["published"]["rows"].items():
+        told = summary.papers[dataset]
+        of_row = {(format, int(size)): told[row] for format, rows in formats.items() for size, row in rows.items()}
+        columns[summary.title(dataset)] = {(FULL, 1): told[FULL], **of_row}
+
+    def cell(figures: Mapping[tuple[str, int], float], key: tuple[str, int]) -> str:
+        if key not in figures:
+            return ""
+        base = figures[FULL, 1]
+        return metric.written(base) if key[0] == FULL else f"{metric.beside(figures[key], base):+.1f}"
+
+    keys = {key for figures in columns.values() for key in figures}
+    ordered = sorted(keys, key=lambda key: (summary.formats.index(key[0]), key[1]))
+    lines = [(label(k[0]), str(k[1]), *(cell(figures, k) for figures in columns.values())) for k in ordered]
+    return [("format", "times smaller, about", *columns), *lines]
 
 
 def findings_beside(summary: Summary, dataset: str) -> list[str]:
