@@ -25,9 +25,6 @@ from experiments.lab.settings import Places, Settings, option
 from experiments.lab.task import Task
 from provenance import ROOT
 
-# oneDNN compiles a kernel for every shape of a product, and forgets all but 1,024: batches of many lengths have more.
-KERNELS = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "8192"}
-
 
 @dataclass(frozen=True)
 class Cell:
@@ -157,7 +154,7 @@ class Sweep(Places):
         command += ["--smoke"] if self.smoke else []
         threads = max(1, (os.cpu_count() or 1) // self.jobs)
         with self.log(cell).open("a", encoding="utf-8") as file:
-            environment = {**KERNELS, **os.environ, "OMP_NUM_THREADS": str(threads), **jemalloc()}
+            environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **jemalloc()}
             # A group of its own: Ctrl-C reaches it through us, once, and not from the terminal as well.
             return subprocess.Popen(command, process_group=0, cwd=ROOT, stdout=file, stderr=file, env=environment)
 
