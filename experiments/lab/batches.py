@@ -94,7 +94,7 @@ class Epochs:
 
     def epoch(self, epoch: int = 0, start: int = 0) -> Iterator[Batch]:
         plan = []
-        draw = torch.Generator().manual_seed(0 if self.seed is None else 1_000_003 * self.seed + epoch)
+        draw = epoch_generator(self.seed or 0, epoch)
         for group in self.groups:
             order = torch.arange(group.rows)
             if self.seed is not None:
@@ -104,6 +104,11 @@ class Epochs:
         for turn in list(turns)[start:]:
             group, rows = plan[turn]
             yield group.take(rows)
+
+
+def epoch_generator(seed: int, epoch: int) -> torch.Generator:
+    """Random numbers of one epoch alone, so that a run can go on from any of them."""
+    return torch.Generator().manual_seed(1_000_003 * seed + epoch)
 
 
 class Windows:

@@ -1,4 +1,4 @@
-"""How like references translations are, by SacreBLEU."""
+"""BLEU of a whole test set, by SacreBLEU."""
 
 from __future__ import annotations
 

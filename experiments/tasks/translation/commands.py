@@ -22,7 +22,7 @@ from experiments.tasks.translation.model import MOST_BEAMS, PAD, TranslationSett
 from experiments.tasks.translation.tokens import encoded, in_one_line, sentence, tokenizer_of
 
 _BLOCK = 1_000  # lines, of which those of similar length are translated together
-_LEFT = 0.15  # of a batch, at most, that it does not wait for; these sentences are translated once more, together
+_LEFT = 0.15  # of a batch may be unfinished when it stops; these sentences are translated again, together
 
 
 def translate(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from experiments.lab.batches import Batch
+from experiments.lab.batches import Batch, epoch_generator
 from experiments.lab.errors import ExperimentError, unknown
 from experiments.lab.files import check_folder, fetched, gzip_lines
 from experiments.tasks.translation.model import END, PAD, TranslationSettings
@@ -88,16 +88,17 @@ class Pairs:
     def checksum(self) -> int:
         """Of all tokens, and of where sentences begin and end among them."""
         tensors = (each for side in (self.source, self.target) for each in (side.tokens, side.starts, side.lengths))
-        return reduce(lambda sum, tensor: zlib.crc32(tensor.numpy().tobytes(), sum), tensors, 0)
+        return reduce(lambda sum, tensor: zlib.crc32(tensor.numpy(), sum), tensors, 0)
 
     def batch(self, numbers: Tensor) -> Batch:
-        return Batch({"target": self.target.take(numbers), "source": self.source.take(numbers), "number": numbers})
+        sides = {"target": self.target.take(numbers), "source": self.source.take(numbers)}
+        return Batch({**sides, "number": numbers})  # the first one's tokens are those that a run counts
 
     def batches(self, tokens: int, draw: torch.Generator | None = None) -> list[Tensor]:
         """Numbers of pairs that go together, with so many tokens at most, the padding of both sides counted.
 
-        They are sorted by the length of the target, then by that of the source, which leaves hardly any padding. Drawn
-        numbers mix sources that differ by less than two tokens, and the order of the batches.
+        They are sorted by the length of the target, then by that of the source, which leaves hardly any padding. With
+        ``draw`` pairs whose sources differ by less than two tokens are mixed, and batches come in a random order.
         """
         blurred = self.source.lengths.double()
         if draw is not None:
@@ -122,7 +123,7 @@ class ByTokens:
         self.pairs, self.tokens, self.seed, self.ends = pairs, tokens, seed, tuple(ends)
 
     def epoch(self, epoch: int) -> list[Tensor]:
-        return self.pairs.batches(self.tokens, torch.Generator().manual_seed(1_000_003 * self.seed + epoch))
+        return self.pairs.batches(self.tokens, epoch_generator(self.seed, epoch))
 
     def batches(self, start: int = 0) -> Iterator[Batch]:
         epoch, done = 0, 0
@@ -134,7 +135,7 @@ class ByTokens:
 
 
 def decoded_at_once(settings: TranslationSettings, beams: int) -> int:
-    """Tokens of a batch that is translated, at most: as one of training, but every beam has caches of its own."""
+    """Tokens of a batch that is translated: as many as in training at most, and fewer where many beams have caches."""
     return min(settings.batch, _DECODED // beams)
 
 
@@ -207,7 +208,7 @@ def parallel(paths: Sequence[Path]) -> Iterator[Text]:
 def columns(path: Path, split: str) -> Iterator[Text]:
     """Pairs of one file, English and German with a tab between; a hundredth each is for validation and test.
 
-    Pairs with the same English are all in the same split: none is tested by what was seen in training.
+    Pairs with the same English are all in the same split: no sentence to be translated was seen in training.
     """
     for number, line in gzip_lines(path):
         sides = line.split("\t")

@@ -29,7 +29,7 @@ def by_frequency(
     shown = Table("tokens, by frequency", "share")
     columns: list[tuple[Tensor, Tensor]] = []
     for path in checkpoint:
-        name, tokens, losses = token_losses(path, data)
+        name, vocabulary, tokens, losses = token_losses(path, data)
         if columns and not torch.equal(tokens, columns[0][0]):
             raise ExperimentError(
                 f"{path}: its tokens are not those of {checkpoint[0]}; compare models of one dataset and vocabulary."
@@ -37,7 +37,7 @@ def by_frequency(
         columns.append((tokens, losses))
         shown.add_column(name, justify="right")
     tokens = columns[0][0]
-    for first, end in ranges_of_tokens(int(tokens.max()) + 1):
+    for first, end in ranges_of_tokens(vocabulary):
         within = (tokens >= first) & (tokens < end)
         if within.any():
             means = [f"{losses[within].mean():.2f}" for _, losses in columns]
@@ -52,8 +52,8 @@ def ranges_of_tokens(tokens: int) -> list[tuple[int, int]]:
 
 
 @torch.no_grad()
-def token_losses(checkpoint: Path, data: Path | None) -> tuple[str, Tensor, Tensor]:
-    """Which model it is, every token that it has to predict on validation, and the loss of each."""
+def token_losses(checkpoint: Path, data: Path | None) -> tuple[str, int, Tensor, Tensor]:
+    """Which model it is, how many tokens it knows, every one that it has to predict on validation, and their losses."""
     settings, tokenizer, model = opened(checkpoint)
     pairs = numbered(settings, tokenizer, "validation", texts_of(settings, data, "validation"))
     tokens, losses = [], []
@@ -64,4 +64,4 @@ def token_losses(checkpoint: Path, data: Path | None) -> tuple[str, Tensor, Tens
         known = batch["target"] != PAD
         tokens.append(batch["target"][known])
         losses.append(of_batch[known].float())
-    return f"{settings.row}, seed {settings.seed}", torch.cat(tokens), torch.cat(losses)
+    return f"{settings.row}, seed {settings.seed}", tokenizer.get_vocab_size(), torch.cat(tokens), torch.cat(losses)

@@ -30,7 +30,7 @@ class TranslationSettings(Settings):
     layers: int = option(3, "of the encoder, and as many of the decoder", least=1, below=1_000)
     heads: int = option(4, "of each attention; dim is a multiple of them", least=1)
     inner: int = option(512, "width inside of feed-forward layers", least=1)
-    dropout: float = option(0.3, "of what enters and leaves the layers", least=0, below=1)
+    dropout: float = option(0.1, "of what enters the layers, and of what each of their parts adds", least=0, below=1)
     positions: int = option(128, "tokens of the longest sentence, its end among them", least=2)
     length_ratio: float | None = option(None, "clean training pairs: none empty, too long or so unequal", above=1)
     longest: int = option(128, "tokens of a cleaned training sentence at most, its end among them", least=2)
@@ -71,7 +71,7 @@ class Translator(nn.Module):
             **{f"{side}_layers": settings.layers for side in sides},
             **{f"{side}_attention_heads": settings.heads for side in sides},
             **{f"{side}_ffn_dim": settings.inner for side in sides},
-            dropout=0.0,  # see dropping
+            dropout=0.0,  # see add_dropout
             activation_function="relu",
             max_position_embeddings=settings.positions,
             scale_embedding=True,
@@ -86,9 +86,9 @@ class Translator(nn.Module):
         self.marian = MarianMTModel(config)
         self.ending = Ending()
         self.marian._check_early_stop_heuristic = self.ending
-        soften(self.marian, (2 * settings.layers) ** -0.5)
+        scale_branches(self.marian, (2 * settings.layers) ** -0.5)
         if settings.dropout:
-            dropping(self.marian, settings.dropout)
+            add_dropout(self.marian, settings.dropout)
         # The table comes last: whatever it draws, the body has drawn the same numbers before it.
         format = settings.table_format(vocabulary, settings.dim)
         tb.compress_(self.marian, {"model.shared": format}, fit=False, std=settings.std or deviation)
@@ -175,7 +175,7 @@ class Ending:
         return may_come
 
 
-class Product(nn.Module):
+class TableScores(nn.Module):
     """Scores by a table that is there: ``(*, dim) -> (*, vocabulary)``."""
 
     def __init__(self, table: Tensor) -> None:  # (dim, vocabulary)
@@ -188,16 +188,16 @@ class Product(nn.Module):
 
 @contextmanager
 def scored_by_table(marian: Any, vectors: int) -> Iterator[None]:
-    """Inside, so many vectors a step are multiplied with the table, where its head would do more for them.
+    """Inside this block the model scores by a full table, where its head would do more work for so many vectors a step.
 
-    The table is what the head scores unit vectors, made once for all steps, in the precision of its scores. Whoever
-    translates many batches with the same weights makes it once for all of them, by one more of these around them.
+    The table is made once for all steps, of the scores of unit vectors and in their precision. Blocks may be nested:
+    whoever translates many batches with the same weights makes the table once for all of them by a block around them.
     """
     head = marian.lm_head
-    told = None if isinstance(head, Product) else head.explain(vectors)
+    told = None if isinstance(head, TableScores) else head.explain(vectors)
     if told is not None and told.multiply_adds > told.multiply_adds_dense:
         with torch.no_grad():
-            marian.lm_head = Product(head(torch.eye(head.in_features, device=marian.device)))
+            marian.lm_head = TableScores(head(torch.eye(head.in_features, device=marian.device)))
     try:
         yield
     finally:
@@ -205,7 +205,7 @@ def scored_by_table(marian: Any, vectors: int) -> Iterator[None]:
 
 
 @torch.no_grad()
-def soften(marian: nn.Module, factor: float) -> None:
+def scale_branches(marian: nn.Module, factor: float) -> None:
     """Make what each attention and inner layer adds so much smaller at birth, much as GPT-2 does.
 
     Norms stand after the sums in Marian's layers: with branches as large as what they are added to, the decoder takes
@@ -216,7 +216,7 @@ def soften(marian: nn.Module, factor: float) -> None:
             weight.mul_(factor)
 
 
-def dropping(marian: nn.Module, share: float) -> None:
+def add_dropout(marian: nn.Module, share: float) -> None:
     """Dropout where Marian has its own: of what enters the layers, and of what each attention and inner layer adds."""
 
     def entering(layer: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
