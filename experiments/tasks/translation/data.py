@@ -88,7 +88,7 @@ class Pairs:
     def checksum(self) -> int:
         """Of all tokens, and of where sentences begin and end among them."""
         tensors = (each for side in (self.source, self.target) for each in (side.tokens, side.starts, side.lengths))
-        return reduce(lambda sum, tensor: zlib.crc32(tensor.numpy(), sum), tensors, 0)
+        return reduce(lambda sum, tensor: zlib.crc32(tensor.numpy().data, sum), tensors, 0)
 
     def batch(self, numbers: Tensor) -> Batch:
         sides = {"target": self.target.take(numbers), "source": self.source.take(numbers)}
