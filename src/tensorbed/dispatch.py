@@ -162,12 +162,19 @@ def checked_indices(index: Tensor, rows: int, world: World, owner: str = "") -> 
         checked: Tensor = _check_op(flat, rows, owner)
         return checked
     if world is not World.META:
-        values = flat
-        while torch._C._functorch.is_functorch_wrapped_tensor(values):  # vmap shows one example at a time
-            values = torch._C._functorch.get_unwrapped(values)
         with naming(owner):
-            check_range(values, rows)
+            check_range(of_all_examples(flat), rows)
     return flat.long()
+
+
+def of_all_examples(tensor: Tensor) -> Tensor:  # (*shape) -> (*examples, *shape)
+    """The values of a tensor of which vmap shows one example at a time."""
+    functorch = torch._C._functorch
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        at = functorch.maybe_get_bdim(tensor)
+        tensor = functorch.get_unwrapped(tensor)
+        tensor = tensor if at < 0 else tensor.movedim(at, 0)
+    return tensor
 
 
 @torch.library.custom_op("tensorbed::check_indices", mutates_args=())
@@ -182,23 +189,50 @@ def _(index: Tensor, rows: int, owner: str = "") -> Tensor:
 
 
 def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
-    """A backward pass without one of its own, which says so when it is differentiated.
+    """A backward pass without one of its own, which says so when it is differentiated, and batches no gradients.
 
     ``torch.autograd.function.once_differentiable`` does where the incoming gradient requires one; a loss's does not,
-    and its second derivative would be left out without a word.
+    and its second derivative would be left out without a word. Gradients depend on what was saved for them, too: who
+    asks for the second derivative with respect to a parameter comes past here only if they do in the graph.
     """
 
     @wraps(backward)
     def wrapped(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        if any(_is_batched(g) for g in grads if isinstance(g, Tensor)):
+            raise RuntimeError('gradients are not batched this way; use impl="reference" under vmap of a gradient.')
         with torch.no_grad():
             made = backward(ctx, *grads)
         if not torch.is_grad_enabled():
             return made
-        said = b'no second derivative is computed this way; use impl="reference" for create_graph=True.'
-        delayed = torch._C._functions.DelayedError
-        return tuple(delayed(said, 1)(g.detach().requires_grad_()) if isinstance(g, Tensor) else g for g in made)
+        sources = [t for t in (*grads, *ctx.saved_tensors) if isinstance(t, Tensor) and t.requires_grad]
+        return tuple(_refused(g, sources) if isinstance(g, Tensor) else g for g in made)
 
     return wrapped
+
+
+def _is_batched(grad: Tensor) -> bool:
+    """By torch.func.vmap, or as autograd does it for ``is_grads_batched`` and ``jacobian(vectorize=True)``."""
+    functorch = torch._C._functorch
+    return functorch.is_functorch_wrapped_tensor(grad) or functorch.is_legacy_batchedtensor(grad)
+
+
+class _Refused(torch.autograd.Function):
+    """A gradient that depends on the sources, in a way that is not known."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *sources: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        raise RuntimeError('no second derivative is computed this way; use impl="reference" for create_graph=True.')
+
+
+def _refused(gradient: Tensor, sources: Sequence[Tensor]) -> Tensor:
+    """The gradient, which is in the graph even where no source is known."""
+    known = sources or [torch.empty(0, requires_grad=True)]
+    refused: Tensor = _Refused.apply(gradient.detach(), *known)  # type: ignore[no-untyped-call]
+    return refused
 
 
 def recording(on: bool) -> AbstractContextManager[object]:

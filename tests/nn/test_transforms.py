@@ -98,3 +98,28 @@ def test_frequencies_are_counted_example_by_example(format, use):
     one_by_one = [grad(case.dense)(case.params, *example) for example in zip(*case.examples, strict=True)]
     expected = {name: torch.stack([g[name] for g in one_by_one]).sum(0) for name in case.params}
     torch.testing.assert_close(around, expected)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_bags_of_many_examples_have_offsets_of_their_own(mode, axis):
+    layer = tb.TTEmbeddingBag(ROWS, COLS, 2, mode=mode, padding_idx=1)
+    offsets = torch.tensor([[0, 2], [0, 3], [0, 0], [0, 1]])
+    given = offsets.movedim(0, axis)
+    expected = torch.stack([layer(*example) for example in zip(INDEX, offsets, strict=True)])
+    torch.testing.assert_close(vmap(layer, (0, axis))(INDEX, given), expected)
+    nested = vmap(vmap(layer))(INDEX.view(2, 2, 3), offsets.view(2, 2, 2))
+    torch.testing.assert_close(nested, expected.view(2, 2, 2, COLS))
+    with pytest.raises(ValueError, match="must stay within the 3 indices, got"):
+        vmap(layer, (0, axis))(INDEX, given + 3 * (given == 3))
+
+
+def test_targets_of_many_examples_are_checked():
+    head = tb.TTHead(COLS, ROWS, rank=2)
+    h, target = torch.randn(4, COLS), torch.tensor([1, 7, 8, -100])
+    for transformed in (
+        lambda: vmap(lambda h, y: head.loss(h[None], y[None]))(h, target),
+        lambda: grad(lambda h: head.loss(h, target))(h),
+    ):
+        with pytest.raises(IndexError, match="target 8 is out of range for 8 classes"):
+            transformed()

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tensorbed.checks import require_integer_indices
-from tensorbed.dispatch import Asked, World, working_dtype
+from tensorbed.dispatch import Asked, World, of_all_examples, working_dtype
 from tensorbed.indexing import check_range, reads_values
 
 MODES = ("sum", "mean", "max")
@@ -51,6 +51,10 @@ def _checked_bounds(bounds: Tensor, indices: int, world: World) -> Tensor:
     if world is World.COMPILED or world is World.RECORDED:
         checked: Tensor = _check_bounds_op(bounds, indices)
         return checked
+    if world is World.TRANSFORMED:
+        for example in of_all_examples(bounds).reshape(-1, bounds.shape[0]):
+            _check_bounds(example, indices)
+        return bounds
     return _check_bounds(bounds, indices)
 
 

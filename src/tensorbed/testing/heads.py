@@ -305,7 +305,10 @@ class HeadLimits(Conformance):
         for made in (head.loss(h, target, z_loss=0.1), head(h).sum()):
             (grad,) = torch.autograd.grad(made, h, create_graph=True)
             with pytest.raises(RuntimeError, match='use impl="reference"'):
-                grad.sum().backward()
+                grad.sum().backward(retain_graph=True)
+            for leaf in leaves_of(head):
+                with pytest.raises(RuntimeError, match='use impl="reference"'):
+                    torch.autograd.grad(grad.sum(), leaf, retain_graph=True)
         head.impl = "reference"
         (grad,) = torch.autograd.grad(head.loss(h, target), h, create_graph=True)
         (expected,) = torch.autograd.grad(dense_loss(head, h, target), h, create_graph=True)

@@ -142,6 +142,24 @@ class EmbeddingParity(Conformance):
             torch.func.vmap(layer)(index + sample.rows)
 
     @on(choices.trained, one_of_each)
+    def test_second_derivatives_of_rows_are_refused_or_right(self, sample: Sample, impl: str, draw: Draw) -> None:
+        """Also where only what was saved for the first ones leads from them to the parameters."""
+        layer, plain = make(sample, impl=impl), make(sample, impl="reference")
+        index = draw.index(6)
+
+        def penalties(module: nn.Module) -> list[Tensor]:
+            leaves = leaves_of(module)
+            first = torch.autograd.grad(module(index).square().sum(), leaves, create_graph=True)
+            return list(torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), leaves))
+
+        refusal = ""
+        try:
+            assert_all_near(penalties(layer), penalties(plain))
+        except RuntimeError as error:
+            refusal = str(error)
+        assert not refusal or 'use impl="reference"' in refusal or "is not implemented" in refusal
+
+    @on(choices.trained, one_of_each)
     @spread("dtype", [torch.float64, torch.float32])
     def test_writes_before_a_layer_s_backward_are_noticed(
         self, sample: Sample, impl: str, draw: Draw, dtype: torch.dtype

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tensorbed.backends import triton
 from tensorbed.backends.triton import serving
-from tensorbed.dispatch import World, working_dtype
+from tensorbed.dispatch import World, of_all_examples, working_dtype
 from tensorbed.structures import Structure
 from tensorbed.structures.registry import read, registered
 from tensorbed.vocabulary import sampling
@@ -79,8 +79,8 @@ def checked_targets(target: Tensor, classes: int, ignore_index: int | None, worl
     if world is World.COMPILED:
         checked: Tensor = _check_op(target, classes, ignore_index)
         return checked
-    if world is World.EAGER:
-        check_targets(target, classes, ignore_index, impl)
+    if world in (World.EAGER, World.TRANSFORMED):
+        check_targets(of_all_examples(target), classes, ignore_index, impl)
     return target
 
 
