@@ -2,6 +2,7 @@
 
 import json
 import re
+import warnings
 from html.parser import HTMLParser
 
 import pytest
@@ -468,3 +469,26 @@ def test_what_a_structured_table_cannot_do_is_refused_by_name_before_any_fit(kin
     with pytest.raises(ValueError, match=rf'words has {name}=.*set words\.{name} = .*skip=\["words"\]'):
         tb.compress_(model, RANK)
     assert type(model["first"]) is nn.Embedding
+
+
+def test_a_sparse_buffer_is_counted_by_what_it_stores():
+    """Graphs of recommenders stand in models as such."""
+    model = nn.ModuleDict({"user": nn.Embedding(3000, 16)})
+    graph = torch.eye(500).to_sparse_coo()
+    model.register_buffer("graph", graph)
+    with warnings.catch_warnings(action="ignore"):  # torch calls the layout a beta
+        model.register_buffer("rows", graph.to_sparse_csr())
+    report = tb.compress_(model, tb.TensorTrain(ratio=10), fit=False)
+    of_graphs = 500 * (2 * 8 + 4) + (501 + 500) * 8 + 500 * 4
+    assert report.bytes_before == 3000 * 16 * 4 + of_graphs
+    assert report.bytes_after == sum(p.nbytes for p in model.parameters()) + of_graphs
+
+
+def test_an_embedding_and_a_bag_that_share_a_table_are_refused_by_name():
+    model = nn.ModuleDict({"rows": nn.Embedding(3000, 16), "bags": nn.EmbeddingBag(3000, 16)})
+    model["bags"].weight = model["rows"].weight
+    with pytest.raises(ValueError, match='bags: shares its weight with a table of other options; use tied="untie"'):
+        tb.compress_(model, tb.TensorTrain(ratio=10), fit=False)
+    assert type(model["bags"]) is nn.EmbeddingBag
+    tb.compress_(model, tb.TensorTrain(ratio=10), fit=False, tied="untie")
+    assert type(model["bags"]) is tb.EmbeddingBag

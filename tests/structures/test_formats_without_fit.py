@@ -35,3 +35,9 @@ def test_plans_that_measure_fits_refuse_it_and_others_take_it():
     with pytest.raises(ValueError, match=REFUSAL):
         tb.plan(model(), ratio=2, formats=[tb.LowRank(rank=1), Unfitted()])
     assert tb.plan(model(), ratio=2, formats=[Unfitted()], purpose="train").chosen["words"].format == Unfitted()
+
+
+def test_a_deep_hash_of_too_many_layers_is_refused_before_anything_is_made():
+    """A file of a few bytes that says so would take all memory."""
+    with pytest.raises(ValueError, match=r"layers=10000000000: at most 64\."):
+        tb.Embedding(100, 8, tb.DeepHash(hashes=4, hidden=8, layers=10**10))

@@ -111,8 +111,20 @@ def _check(model: nn.Module, format: Formats, fit: bool) -> None:
 
 def _sizes(model: nn.Module) -> tuple[int, int]:
     """Numbers and bytes of parameters and buffers, what is shared once."""
-    held = {id(t): t for t in (*model.parameters(), *model.buffers())}.values()
+    tensors = {id(t): t for t in (*model.parameters(), *model.buffers())}.values()
+    held = [part for tensor in tensors for part in _parts(tensor)]
     return sum(t.numel() for t in held), sum(t.nbytes for t in held)
+
+
+def _parts(tensor: Tensor) -> tuple[Tensor, ...]:
+    """What a tensor is kept as: itself, or of a sparse one its numbers and where they stand."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)
 
 
 def _layers(
@@ -154,8 +166,8 @@ def _layer(
             layer.embed_scale, layer.rounds_scale = float(module.embed_scale), isinstance(module.embed_scale, Tensor)
         return layer
     scales = [float(getattr(one, "embed_scale", 1.0)) for one in (first, module)]
-    other = scales[0] != scales[1] or any(getattr(first, name) != value for name, value in own.items())
-    if type(first) is not kind or other:
+    alike = type(first) is kind and scales[0] == scales[1]
+    if not alike or any(getattr(first, name) != value for name, value in own.items()):
         raise ValueError('shares its weight with a table of other options; use tied="untie".')
     return first
 

@@ -18,6 +18,7 @@ from tensorbed.structures.hashing import check_constants, constants_of, draw_con
 from tensorbed.structures.registry import register
 
 _VALUES = 10**6  # of a hash, as in the paper; single precision tells them apart
+_MOST_LAYERS = 64
 _BLOCK = 2**18  # hashes computed at once
 _CENTRED = 2**12  # rows whose mean is taken out of a drawn table
 
@@ -50,6 +51,8 @@ class DeepHashMatrix(Structure):
         super().__post_init__()
         for name in ("hashes", "hidden", "layers"):
             require_positive(getattr(self, name), name)
+        if self.layers > _MOST_LAYERS:
+            raise ValueError(f"layers={self.layers}: at most {_MOST_LAYERS}.")
         widths = (self.hashes, *[self.hidden] * self.layers, self.cols)
         layers = [TensorSpec(f"layer_{k}", widths[k : k + 2]) for k in range(self.layers + 1)]
         biases = [TensorSpec(f"bias_{k}", (self.hidden,)) for k in range(self.layers)]
