@@ -60,6 +60,16 @@ def require_number(value: object, name: str, *, low: float, high: float = math.i
     return number
 
 
+def wrapped_padding_idx(padding_idx: int | None, rows: int) -> int | None:
+    """A row number, negative ones counted from the end, as in ``torch.nn.Embedding``."""
+    if padding_idx is None:
+        return None
+    padding_idx = require_int(padding_idx, "padding_idx")
+    if not -rows <= padding_idx < rows:
+        raise ValueError(f"padding_idx={padding_idx} is not a row of a table of {rows} (valid: {-rows} to {rows - 1}).")
+    return padding_idx % rows
+
+
 def require_integer_indices(index: Tensor, name: str = "index") -> None:
     """Indices are int32 or int64, as ``torch.nn.Embedding`` asks."""
     if not isinstance(index, Tensor):

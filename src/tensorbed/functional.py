@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tensorbed.backends.pooling import MODES, bounds_of, scale_by_frequency
 from tensorbed.backends.scores.scoring import scores_of_rows
-from tensorbed.checks import naming, require_integer_indices
+from tensorbed.checks import naming, require_integer_indices, wrapped_padding_idx
 from tensorbed.dispatch import (
     BACKENDS,
     Asked,
@@ -59,6 +59,8 @@ def lookup(
     """
     asked = request(structure, params, index, impl, padding_idx)
     if padding_row is not None and padding_idx is not None:
+        if padding_row.shape != (structure.cols,):
+            raise ValueError(f"padding_row has shape {tuple(padding_row.shape)}; ({structure.cols},) is needed.")
         asked = asked._replace(padding_row=padding_row)
     world = world_of(index)
     asked = handed_on(asked, world)
@@ -83,6 +85,8 @@ def request(
     if impl != "auto":
         check_impl(structure, impl)
     check_params(structure, params)
+    if padding_idx is not None and not (type(padding_idx) is int and 0 <= padding_idx < structure.rows):
+        padding_idx = wrapped_padding_idx(padding_idx, structure.rows)
     flat = index if index.dim() == 1 else index.reshape(-1)
     flat = flat if flat.dtype == torch.int64 else flat.long()
     return Asked(structure, params, structure.made_of(params), flat, impl, padding_idx, checked=checked)
@@ -131,6 +135,8 @@ def request_bags(
     owner: str = "",
 ) -> tuple[Asked, World]:
     """What bags ask of a table, one of several by its name: what can be refused is, before anything is computed."""
+    if not isinstance(pooling, Pooling):
+        raise TypeError(f'pooling must be a Pooling, such as Pooling(mode="sum"), got {type(pooling).__name__}.')
     mode, include_last_offset, padding_idx, by_frequency, impl = pooling
     with naming(owner):
         check_mode(mode, by_frequency)

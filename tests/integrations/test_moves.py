@@ -9,7 +9,7 @@ from tiny import ROWS, compressed, logits, numbers, reloaded
 
 import tensorbed as tb
 from tensorbed.files.description import tables
-from tensorbed.nn.table import shared_names
+from tensorbed.nn.ties import shared_names
 
 # As .to(another device) does it, for every tensor that it is given.
 ELSEWHERE = "to another device"

@@ -365,4 +365,62 @@ def test_backward_twice_needs_the_reference(impl, use):
     out = use(layer(torch.tensor([1, 2]))).sum()
     (grad,) = torch.autograd.grad(out, [layer.core_0], create_graph=True)
     with pytest.raises(RuntimeError, match='use impl="reference"'):
-        grad.sum().backward()
+        grad.sum().backward(retain_graph=True)
+    for core in (layer.core_0, layer.core_1):
+        with pytest.raises(RuntimeError, match='use impl="reference"'):
+            torch.autograd.grad(grad.sum(), core, retain_graph=True)
+
+
+@pytest.mark.parametrize("impl", ["auto", "torch"])
+def test_batched_gradients_need_the_reference(impl):
+    layer = tb.TTEmbedding(50, 8, 2, impl=impl)
+    rows = layer(torch.tensor([1, 2]))
+    several = torch.randn(3, *rows.shape)
+    with pytest.raises(RuntimeError, match='not batched this way; use impl="reference"'):
+        torch.autograd.grad(rows, layer.core_0, several, is_grads_batched=True)
+    layer.impl = "reference"
+    rows = layer(torch.tensor([1, 2]))
+    (batched,) = torch.autograd.grad(rows, layer.core_0, several, is_grads_batched=True, retain_graph=True)
+    torch.testing.assert_close(batched[1], torch.autograd.grad(rows, layer.core_0, several[1])[0])
+
+
+def test_what_is_settled_at_birth_is_not_changed_later():
+    """A padding row is stored: with another one, what was saved could not be loaded."""
+    layer = tb.TTEmbedding(50, 8, 2, padding_idx=3)
+    layer.padding_idx = 3
+    for changed in (4, None):
+        with pytest.raises(AttributeError, match=f"padding_idx of TTEmbedding is 3 and cannot be changed to {changed}"):
+            layer.padding_idx = changed
+    with pytest.raises(AttributeError, match="Make the layer anew with padding_idx=0"):
+        tb.TTEmbeddingBag(50, 8, 2).padding_idx = 0
+    with pytest.raises(ValueError, match=r"max_norm=1\.0 is not supported"):
+        layer.max_norm = 1.0
+    with pytest.raises(ValueError, match="sparse=True is not supported"):
+        layer.sparse = True
+    assert (layer.padding_idx, layer.max_norm, layer.sparse) == (3, None, False)
+
+
+@pytest.mark.parametrize(
+    "hook", [lambda weight: weight.register_hook(torch.zeros_like), lambda weight: weight.retain_grad()]
+)
+def test_hooks_of_a_table_that_is_made_anew_are_refused(hook):
+    layer = tb.TTEmbedding(50, 8, 2)
+    with pytest.raises(RuntimeError, match=r"made from core_0, core_1, core_2 for each use.*hook those"):
+        hook(layer.weight)
+
+
+@pytest.mark.parametrize("impl", ["auto", "torch", "reference"])
+def test_functions_take_padding_as_layers_do(impl):
+    layer = tb.TTEmbedding(50, 8, 2)
+    structure, params, index = layer.structure, layer.params(), torch.tensor([49, 1])
+    rows = tb.functional.lookup(structure, params, index, impl=impl, padding_idx=-1)
+    assert rows[0].count_nonzero() == 0
+    torch.testing.assert_close(rows[1], layer(index)[1])
+    pooled = tb.functional.bags(structure, params, tb.functional.Pooling("sum", padding_idx=-1, impl=impl), index[None])
+    torch.testing.assert_close(pooled[0], rows[1])
+    with pytest.raises(ValueError, match="padding_idx=1000 is not a row of a table of 50"):
+        tb.functional.lookup(structure, params, index, impl=impl, padding_idx=1000)
+    with pytest.raises(ValueError, match=r"padding_row has shape \(1,\); \(8,\) is needed"):
+        tb.functional.lookup(structure, params, index, impl=impl, padding_idx=1, padding_row=torch.ones(1))
+    with pytest.raises(TypeError, match="pooling must be a Pooling"):
+        tb.functional.bags(structure, params, "sum", index[None])

@@ -14,7 +14,8 @@ from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding
 from tensorbed.nn.head import Head
 from tensorbed.nn.options import check_options
 from tensorbed.nn.shorthands import TTEmbedding, TTEmbeddingBag, TTHead
-from tensorbed.nn.table import StructuredTable, identity
+from tensorbed.nn.table import StructuredTable
+from tensorbed.nn.ties import identity
 from tensorbed.printable import shortened
 from tensorbed.structures.registry import read, registered
 from tensorbed.vocabulary.loss import check_budget

@@ -18,7 +18,8 @@ from tensorbed.files.header import FORMAT, Checksums, Contents, differently_shar
 from tensorbed.files.writing import write_tensors
 from tensorbed.nn.embedding import Embedding, EmbeddingBag
 from tensorbed.nn.head import Head
-from tensorbed.nn.table import StructuredTable, identity
+from tensorbed.nn.table import StructuredTable
+from tensorbed.nn.ties import identity
 
 
 def save(module: nn.Module, path: str | os.PathLike[str]) -> None:

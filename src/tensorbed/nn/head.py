@@ -12,7 +12,8 @@ from tensorbed.checks import require_bool, require_positive
 from tensorbed.functional import check_score_impl
 from tensorbed.nn.embedding import Embedding
 from tensorbed.nn.options import Deviation, TableOptions, options_shown
-from tensorbed.nn.table import StructuredTable, identity
+from tensorbed.nn.table import StructuredTable
+from tensorbed.nn.ties import tied_layers
 from tensorbed.structures import Format, Use
 from tensorbed.vocabulary.explanation import ScoresExplanation, explain
 from tensorbed.vocabulary.head_calls import check_per_class, logits_of, loss_of, sample_of, topk_of
@@ -170,8 +171,7 @@ class Head(StructuredTable):
 
     def _owner(self) -> StructuredTable:
         """The layer whose table this is: of those that hold its tensors the first, tables before heads."""
-        peers = [peer for peer in self._peers_alive() if identity(peer) == identity(self)]
-        return min(peers, key=lambda peer: isinstance(peer, Head), default=self)
+        return min(tied_layers(self), key=lambda layer: isinstance(layer, Head), default=self)
 
     def _default_std(self) -> float:
         """A table that is tied is born as its embedding's."""
@@ -222,7 +222,7 @@ class Head(StructuredTable):
         h: Tensor,
         target: Tensor,
         *,
-        ignore_index: int = -100,
+        ignore_index: int | None = -100,
         label_smoothing: float = 0.0,
         reduction: str = "mean",
         class_weight: Tensor | None = None,

@@ -33,6 +33,7 @@ _GRAD = getattr(Tensor, "grad").__get__  # noqa: B009
 # Where torch refuses what is no Parameter, having asked for its type.
 _ASSIGNING = (nn.Module.__setattr__.__code__, nn.Module.register_parameter.__code__)
 _TIE = "tie a head by tb.Head.tied_to(embedding), or make both ends at once by tb.embedding_and_head(..., tied=True)"
+_HOOKS = (Tensor.register_hook, Tensor.register_post_accumulate_grad_hook, Tensor.retain_grad)
 _FREEZING = (getattr(Tensor, "requires_grad").__set__, Tensor.requires_grad_)  # noqa: B009
 
 
@@ -113,6 +114,11 @@ class LazyTable(LazyTensor):
             return next(iter(self._layer.params().values())).data_ptr()
         if func in _FREEZING:
             return self._freeze(*args[1:], **kwargs)
+        if func in _HOOKS:
+            raise RuntimeError(
+                f"{_made_from(self._layer)} for each use, and no gradient of it is kept ({func.__name__}); hook those, "
+                "or what the layer gives: its rows have the gradients that rows of a dense weight would have."
+            )
         return None if func == _GRAD else NotImplemented
 
     def set_(self, *args: Any, **kwargs: Any) -> Any:

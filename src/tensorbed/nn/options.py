@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, TypeVar
 
-from tensorbed.checks import require_bool, require_int, require_number
+from tensorbed.checks import require_bool, require_number
 
 Deviation = float | Literal["glorot"] | None
 GLOROT = "glorot"
@@ -25,16 +25,6 @@ class TableOptions(TypedDict, total=False):
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def wrapped_padding_idx(padding_idx: int | None, rows: int) -> int | None:
-    """A row number, negative ones counted from the end, as in ``torch.nn.Embedding``."""
-    if padding_idx is None:
-        return None
-    padding_idx = require_int(padding_idx, "padding_idx")
-    if not -rows <= padding_idx < rows:
-        raise ValueError(f"padding_idx={padding_idx} is not a row of a table of {rows} (valid: {-rows} to {rows - 1}).")
-    return padding_idx % rows
 
 
 def check_options(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar, Self, Unpack
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
-from tensorbed.checks import require_bool, require_float_dtype, require_positive
+from tensorbed.checks import require_bool, require_float_dtype, require_positive, wrapped_padding_idx
 from tensorbed.dispatch import World, full_precision, world_of
 from tensorbed.fitting import check_table, fit_table, require_finite
 from tensorbed.functional import check_impl, dtype_of
@@ -21,11 +20,14 @@ from tensorbed.nn.options import (
     TableOptions,
     check_options,
     options_shown,
-    wrapped_padding_idx,
 )
+from tensorbed.nn.ties import Peers, settle, shared_names
 from tensorbed.structures import Format, Params, Structure, Use
 from tensorbed.structures.formats import Budget, require_format
 from tensorbed.vocabulary.scorer import Vocabulary
+
+# When a layer is made: a row is stored, or nothing could come of it.
+_SETTLED = ("padding_idx", "max_norm", "sparse")
 
 
 class StructuredTable(nn.Module):
@@ -196,6 +198,15 @@ class StructuredTable(nn.Module):
         """Near the best for tables that are looked up."""
         return 0.3
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in _SETTLED and name in self.__dict__ and value != self.__dict__[name]:
+            check_options(**{name: value})  # what is refused at birth says why
+            raise AttributeError(
+                f"{name} of {type(self).__name__} is {self.__dict__[name]} and cannot be changed to {value!r}: its row "
+                f"is stored beside the table. Make the layer anew with {name}={value!r}."
+            )
+        super().__setattr__(name, value)
+
     @property
     def weight(self) -> Tensor:
         """The full table, differentiable: ``(num_embeddings, embedding_dim)``. For tests, export and inspection.
@@ -284,7 +295,7 @@ class StructuredTable(nn.Module):
         before = self._own()
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._keep_constants(before)
-        self._settle(before)
+        settle(self, before)
         return self
 
     def _keep_constants(self, before: Mapping[str, Tensor | None]) -> None:
@@ -295,14 +306,6 @@ class StructuredTable(nn.Module):
                 self._constants[name] = old
             elif constant is None and new is not old:
                 new.copy_(old)
-
-    def _settle(self, before: Mapping[str, Tensor | None]) -> None:
-        """After tensors were replaced: all that share them have the new ones."""
-        for peer in self._peers_alive():
-            for name in shared_names(self):
-                held: dict[str, Any] = peer._parameters if name in peer._parameters else peer._buffers
-                if peer is not self and held.get(name) is before[name]:
-                    held[name] = getattr(self, name)
 
     def share(self, source: StructuredTable) -> None:
         """Hold the source's very tensors, and go on when those of either are replaced: what a tie is.
@@ -319,10 +322,6 @@ class StructuredTable(nn.Module):
         self._peers.layers[self] = None
         if self._deviation() != deviation:  # drawn anew it is the source's table, and not a head's own
             self.std = deviation
-
-    def _peers_alive(self) -> list[StructuredTable]:
-        """Those that were tied, in that order; whether they are still, :func:`identity` tells."""
-        return [] if self._peers is None else list(self._peers.layers)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
@@ -352,7 +351,7 @@ class StructuredTable(nn.Module):
         for name in self._constants if not args[-1] else ():
             if prefix + name in state_dict and not getattr(self, name).is_meta:
                 self._constants[name] = None
-        self._settle(before)  # tensors may have been assigned and not copied into
+        settle(self, before)  # tensors may have been assigned and not copied into
 
     def _check_state(self, state_dict: Mapping[str, Any], prefix: str) -> None:
         """``ValueError`` for numbers that no table of this structure has; shapes are torch's to refuse."""
@@ -374,27 +373,3 @@ def _checked_budget(rows: int, cols: int, dtype: torch.dtype, format: Format, op
     check_options(**options)
     padded = wrapped_padding_idx(options.get("padding_idx"), rows) is not None
     return Budget(rows, cols, dtype, reserved=cols * dtype.itemsize if padded else 0)
-
-
-class Peers:
-    """Layers that :meth:`StructuredTable.share` tensors. A copy has none: the layers copied along enter themselves."""
-
-    def __init__(self, *layers: StructuredTable) -> None:
-        self.layers: WeakKeyDictionary[StructuredTable, None] = WeakKeyDictionary(dict.fromkeys(layers))
-
-    def __reduce__(self) -> tuple[type[Peers], tuple[()]]:
-        return Peers, ()
-
-
-def shared_names(layer: StructuredTable) -> list[str]:
-    """The tensors that a tied layer has from its table."""
-    own = [spec.name for spec in layer.structure.tensors()]
-    return own if layer.padding_row is None else [*own, "padding_row"]
-
-
-def identity(layer: StructuredTable) -> Hashable:
-    """Equal for layers that hold the same tensors, tied by us or by others."""
-    specs = layer.structure.tensors()
-    # Moves copy what is not a Parameter.
-    kept = [spec for spec in specs if spec.trainable] or specs
-    return tuple(id(getattr(layer, spec.name)) for spec in kept)

@@ -22,7 +22,8 @@ from tensorbed.integrations.transformers.cards import save_pretrained
 from tensorbed.integrations.transformers.config import GGUF, METHOD, METHODS, TensorbedConfig, check_files, header_entry
 from tensorbed.nn.head import Head
 from tensorbed.nn.lazy import LazyTable
-from tensorbed.nn.table import StructuredTable, shared_names
+from tensorbed.nn.table import StructuredTable
+from tensorbed.nn.ties import shared_names
 from tensorbed.printable import short_messages
 
 _HINT = "[compressed: import tensorbed.integrations.transformers before loading]"

@@ -9,7 +9,8 @@ from transformers import PreTrainedModel
 
 from tensorbed.compress.resizing import resized
 from tensorbed.files.description import put, tables, ties
-from tensorbed.nn.table import StructuredTable, identity, shared_names
+from tensorbed.nn.table import StructuredTable
+from tensorbed.nn.ties import identity, shared_names, tied_layers
 
 
 def separate(model: nn.Module) -> None:
@@ -109,7 +110,7 @@ def resized_layer(
     if rows == layer.structure.rows:
         return layer
     others = {name: other for name, other in tables(model).items() if identity(other) == identity(layer)}
-    if any(identity(peer) == identity(layer) and peer not in others.values() for peer in layer._peers_alive()):
+    if any(peer not in others.values() for peer in tied_layers(layer)):
         name = type(model).__name__
         raise ValueError(f"layers outside of this {name} share its table; resize the embeddings of the whole model.")
     made = resized(layer, rows)
