@@ -492,3 +492,16 @@ def test_an_embedding_and_a_bag_that_share_a_table_are_refused_by_name():
     assert type(model["bags"]) is nn.EmbeddingBag
     tb.compress_(model, tb.TensorTrain(ratio=10), fit=False, tied="untie")
     assert type(model["bags"]) is tb.EmbeddingBag
+
+
+def test_no_format_at_all_is_refused():
+    with pytest.raises(TypeError, match=r"format must be a format such as tb\.TensorTrain\(rank=16\), got None"):
+        tb.compress_(Model(), None)
+
+
+def test_an_alias_of_the_model_s_own_is_named_without_a_dot():
+    model = nn.Module()
+    model.e = nn.Embedding(3000, 16)
+    model.w = model.e.weight
+    with pytest.raises(ValueError, match=r"^w shares the weight of e "):
+        tb.compress_(model, tb.TensorTrain(ratio=10), fit=False)

@@ -96,9 +96,22 @@ def test_rows_that_the_dtype_cannot_hold_are_refused():
 
 
 def test_tables_without_values_are_refused():
-    for bad in (torch.zeros(8, 8, device="meta"), torch.eye(8).to_sparse()):
-        with pytest.raises(TypeError, match="an ordinary tensor with values"):
-            tb.TTEmbedding.from_pretrained(bad, rank=2)
+    with pytest.raises(TypeError, match="on the meta device and has no values to fit; load them first"):
+        tb.TTEmbedding.from_pretrained(torch.zeros(8, 8, device="meta"), rank=2)
+    with pytest.raises(TypeError, match=r"an ordinary tensor, got one of layout torch\.sparse_coo; use \.to_dense\(\)"):
+        tb.TTEmbedding.from_pretrained(torch.eye(8).to_sparse(), rank=2)
+
+
+@pytest.mark.parametrize(
+    ("use", "match"),
+    [
+        (torch.ones(8), r"use must be a tb\.structures\.Use"),
+        (tb.structures.Use(counts=[1] * 8), "counts must be a tensor, got list; use torch.as_tensor"),
+    ],
+)
+def test_a_use_that_is_none_is_refused_by_name(use, match):
+    with pytest.raises(TypeError, match=match):
+        tb.Embedding.from_pretrained(torch.randn(8, 8), tb.HotRows(), use=use)
 
 
 def test_hard_tables_keep_their_bounds():

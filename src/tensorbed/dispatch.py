@@ -83,7 +83,7 @@ class Backend(ABC):
 
     name: str
     limits = "with everything"
-    scores = False  # whether heads take its name, too
+    scores = False  # whether heads take its name, too: of the library's own, whose ways to score know it
     checks_on_device = False  # whether an index outside the table is the device's error, which names no number
 
     def absent(self, device: torch.device | None = None) -> str:

@@ -38,7 +38,7 @@ def fit_table(
     dtype = dtype or table.dtype
     budget = Budget(table.shape[0], table.shape[1], dtype, reserved)
     with torch.no_grad(), one_thread_if_crowded(table.numel()):
-        use = use and _checked(use, table)
+        use = None if use is None else _checked(use, table)
         fit = fitted(format, table, budget, use)
         small = largest(table) < _ROOM * torch.finfo(dtype).tiny
         possible = _possible_error(table, format, budget, use, fit) if small else math.inf
@@ -94,8 +94,12 @@ def _owned(tensor: Tensor, dtype: torch.dtype, table: Tensor) -> Tensor:
 
 def _checked(use: Use, table: Tensor) -> Use:
     """Of this table's size, possible and on its device."""
+    if not isinstance(use, Use):
+        raise TypeError(f"use must be a tb.structures.Use(counts=..., moment=...), got {type(use).__name__}.")
     rows, cols = table.shape
     for name, given, size in (("counts", use.counts, (rows,)), ("moment", use.moment, (cols, cols))):
+        if given is not None and not isinstance(given, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(given).__name__}; use torch.as_tensor(...).")
         if given is not None and (tuple(given.shape) != size or not bool(torch.isfinite(given).all())):
             raise ValueError(
                 f"{name} of a table of {rows} x {cols} must be finite, of shape {size}, got {given.shape}."
@@ -110,9 +114,10 @@ def check_table(table: Tensor) -> Tensor:
     """A finite, non-empty matrix of floating-point numbers, or an error that shows what is wrong and where."""
     if not isinstance(table, Tensor):
         raise TypeError(f"the table must be a tensor, got {type(table).__name__}; use torch.as_tensor(...).")
-    if table.layout != torch.strided or table.is_meta:
-        kind = "the meta device" if table.is_meta else f"layout {table.layout}"
-        raise TypeError(f"the table must be an ordinary tensor with values, got one of {kind}; use .to_dense() first.")
+    if table.is_meta:
+        raise TypeError("the table is on the meta device and has no values to fit; load them first, or use fit=False.")
+    if table.layout != torch.strided:
+        raise TypeError(f"the table must be an ordinary tensor, got one of layout {table.layout}; use .to_dense().")
     if table.dim() != 2 or table.numel() == 0:
         raise ValueError(f"the table must be a non-empty matrix (rows, cols), got shape {tuple(table.shape)}.")
     require_float_dtype(table.dtype)

@@ -241,8 +241,9 @@ class _Search:
                 weight = self.found.get(id(parameter))
                 if weight is not None and name not in weight.places:
                     why = f" ({self.left[name]})" if name in self.left else ""
+                    where = f"{name}.{own}".removeprefix(".")  # the model's own has no name before it
                     raise ValueError(
-                        f"{name}.{own} shares the weight of {weight.name} and is not among the layers to compress{why};"
+                        f"{where} shares the weight of {weight.name} and is not among the layers to compress{why};"
                         f' compress both, skip {weight.name} too, or break the tie with tied="untie".'
                     )
         for weight in self.found.values():

@@ -102,6 +102,8 @@ def _check(model: nn.Module, format: Formats, fit: bool) -> None:
         raise TypeError(f"compress_ takes a model, got {type(model).__name__}.")
     if isinstance(model, (nn.Embedding, nn.EmbeddingBag, StructuredTable)) or type(model) is nn.Linear:
         raise TypeError(f"a {type(model).__name__} cannot be replaced in itself; use tb.Embedding.from_pretrained.")
+    if format is None:
+        require_format(format)
     for one in format.values() if isinstance(format, Mapping) else [format]:
         if one is not None:
             require_format(one)

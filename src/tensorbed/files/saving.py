@@ -44,6 +44,7 @@ def save(module: nn.Module, path: str | os.PathLike[str]) -> None:
     """
     if not isinstance(module, nn.Module):
         raise TypeError(f"save takes a layer or a model, got {type(module).__name__}.")
+    module = unwrapped(module)
     layers = tables(module)
     if not layers:
         raise ValueError("nothing here is a layer of tensorbed; compress the model first, or use safetensors itself.")
@@ -52,6 +53,17 @@ def save(module: nn.Module, path: str | os.PathLike[str]) -> None:
     description = json.dumps({"version": VERSION, "aliases": aliases, "layers": descriptions(layers)}, allow_nan=False)
     header = {"format": FORMAT, "description": description, **Checksums.of(description, stored).entry()}
     _write(Path(path), stored, header)
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model in what ``torch.compile`` and data parallelism put around one: names in a file are the model's own."""
+    while True:
+        if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            module = module.module
+        elif isinstance(inner := module._modules.get("_orig_mod"), nn.Module):
+            module = inner
+        else:
+            return module
 
 
 def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -185,8 +197,10 @@ def load(path: str | os.PathLike[str], into: nn.Module | None = None) -> nn.Modu
             _check_alone(contents)
             fill(contents.layers, contents.read(file))
             return contents.layers[""]
-        _check_model(into, contents)
-        return _filled(into, contents, contents.read(file))
+        model = unwrapped(into)
+        _check_model(model, contents)
+        _fill_model(model, contents, contents.read(file))
+        return into
 
 
 def fill(layers: Mapping[str, StructuredTable], state: Mapping[str, Tensor]) -> None:
@@ -268,7 +282,7 @@ def _check_place(name: str, old: nn.Module, layer: StructuredTable, path: Path) 
         raise ValueError(f"{path} is of another model: {name} has {there} there, and here {here}.")
 
 
-def _filled(model: nn.Module, contents: Contents, state: Mapping[str, Tensor]) -> nn.Module:
+def _fill_model(model: nn.Module, contents: Contents, state: Mapping[str, Tensor]) -> None:
     modules = dict(model.named_modules(remove_duplicate=False))
     # Layers that are tied stay or go together.
     gone = {identity(one) for name, one in contents.layers.items() if not _is_like(modules[name], one)}
@@ -294,7 +308,6 @@ def _filled(model: nn.Module, contents: Contents, state: Mapping[str, Tensor]) -
             old.fit_error = None
     _share_biases(model, contents)
     tell(model)
-    return model
 
 
 def _share_biases(model: nn.Module, contents: Contents) -> None:
