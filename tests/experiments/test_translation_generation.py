@@ -51,6 +51,20 @@ def test_no_translation_is_empty(beams):
     assert (translated[:, 1:] == END).all()
 
 
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize(("positions", "longest"), [(40, 2 * 6 + 10), (12, 12)], ids=["by source", "by positions"])
+def test_translations_end_at_a_length_and_each_step_takes_one_token(beams, positions, longest):
+    """Twice the longest source and ten more, or as many as the model has positions; what was before is in the cache."""
+    model, taken = model_of(positions=positions), []
+    model.marian.final_logits_bias[0, END] = -50.0
+    model.marian.model.decoder.register_forward_pre_hook(
+        lambda _, given, options: taken.append(options["input_ids"].shape[1]), with_kwargs=True
+    )
+    assert SOURCE.shape[1] == 6
+    assert model(SOURCE, beams=beams).shape[1] == longest
+    assert taken == [1] * longest
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("low", [False, True], ids=["fp32", "bf16"])
 def test_steps_multiply_with_the_table_where_the_head_would_do_more(low):

@@ -147,6 +147,7 @@ def test_a_run_learns_tells_and_leaves_a_model_that_translates(trained_model, mo
     assert translate("the big man sees").stdout.splitlines() == [lines[2]]
     translate("the big man sees", "--beam", "2")
     assert asked == [4, 2]
+    assert translate("\ufeffthe big man sees\r\n").stdout.splitlines() == [lines[2]]  # as some systems write texts
     of_nothing = translate("")
     assert (of_nothing.exit_code, of_nothing.stdout) == (0, "")
     assert "standard input, line 2: not UTF-8" in str(translate(b"a\n\xff\n").exception)
@@ -209,6 +210,22 @@ def test_lines_are_translated_in_the_precision_of_the_test_sets(precision, tmp_p
     monkeypatch.setattr(Translator, "translated", translated)
     assert translated_by_untrained(tmp_path, precision=precision).exit_code == 0
     assert seen == [precision == "bf16"]
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_losses_by_frequency_are_in_the_precision_of_the_validation(precision, multi30k, tmp_path, monkeypatch):
+    seen, real = [], Translator.loss
+
+    def loss(model, *given, **options):
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return real(model, *given, **options)
+
+    monkeypatch.setattr(Translator, "loss", loss)
+    translated_by_untrained(tmp_path, precision=precision)
+    options = ["--checkpoint", str(tmp_path), "--data", str(multi30k)]
+    done = CliRunner().invoke(app, ["translation", "by-frequency", *options])
+    assert done.exit_code == 0, done.exception
+    assert set(seen) == {precision == "bf16"}
 
 
 @pytest.mark.parametrize("name", ["marian.final_logits_bias", "marian.model.encoder.layers.0.fc1.weight"])
