@@ -107,7 +107,7 @@ def stored(layer: Any) -> Any:
 
 def label(text: str) -> str:
     """In words."""
-    return text.replace("_", " ")
+    return text.replace("_", " ").replace("(", " (")
 
 
 def _tree(text: str, where: str = "") -> ast.expr:
