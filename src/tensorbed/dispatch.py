@@ -191,6 +191,7 @@ def _(index: Tensor, rows: int, owner: str = "") -> Tensor:
 def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..., tuple[Any, ...]]:
     """A backward pass without one of its own, which says so when it is differentiated, and batches no gradients.
 
+    It is written as ``backward(ctx, saved, *grads)``: what was saved is unpacked once, as checkpointing wants it.
     ``torch.autograd.function.once_differentiable`` does where the incoming gradient requires one; a loss's does not,
     and its second derivative would be left out without a word. Gradients depend on what was saved for them, too: who
     asks for the second derivative with respect to a parameter comes past here only if they do in the graph.
@@ -200,11 +201,12 @@ def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..
     def wrapped(ctx: Any, *grads: Any) -> tuple[Any, ...]:
         if any(_is_batched(g) for g in grads if isinstance(g, Tensor)):
             raise RuntimeError('gradients are not batched this way; use impl="reference" under vmap of a gradient.')
+        saved = ctx.saved_tensors
         with torch.no_grad():
-            made = backward(ctx, *grads)
+            made = backward(ctx, saved, *grads)
         if not torch.is_grad_enabled():
             return made
-        sources = [t for t in (*grads, *ctx.saved_tensors) if isinstance(t, Tensor) and t.requires_grad]
+        sources = [t for t in (*grads, *saved) if isinstance(t, Tensor) and t.requires_grad]
         return tuple(_refused(g, sources) if isinstance(g, Tensor) else g for g in made)
 
     return wrapped
@@ -221,7 +223,7 @@ class _Refused(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, *sources: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
+        return gradient.clone()  # a view could not be written to in place
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:

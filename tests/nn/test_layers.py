@@ -6,6 +6,7 @@ import re
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import tensorbed as tb
 from tensorbed import functional
@@ -371,6 +372,20 @@ def test_backward_twice_needs_the_reference(impl, use):
             torch.autograd.grad(grad.sum(), core, retain_graph=True)
 
 
+@pytest.mark.parametrize(("make", "impl"), [(tb.TTEmbedding, "auto"), (tb.TTEmbedding, "torch"), (tb.TTHead, "auto")])
+def test_gradients_that_are_kept_for_a_second_derivative_are_those_of_any_backward(make, impl):
+    """Checkpointed, where what was saved is unpacked once, and written to, as penalties are scaled in place."""
+    layer, targets = make(50, 50, 2, impl=impl), torch.tensor([1, 2])
+    use = layer if make is tb.TTEmbedding else lambda index: layer.loss(torch.ones(2, 50), index)
+    expected = torch.autograd.grad(use(targets).sum(), list(layer.parameters()))
+    again = checkpoint(use, targets, use_reentrant=False).sum()
+    for gradient, first in zip(
+        torch.autograd.grad(again, list(layer.parameters()), create_graph=True), expected, strict=True
+    ):
+        torch.testing.assert_close(gradient.detach(), first)
+        torch.testing.assert_close(gradient.mul_(2).detach(), 2 * first)
+
+
 @pytest.mark.parametrize("impl", ["auto", "torch"])
 def test_batched_gradients_need_the_reference(impl):
     layer = tb.TTEmbedding(50, 8, 2, impl=impl)
@@ -388,6 +403,9 @@ def test_what_is_settled_at_birth_is_not_changed_later():
     """A padding row is stored: with another one, what was saved could not be loaded."""
     layer = tb.TTEmbedding(50, 8, 2, padding_idx=3)
     layer.padding_idx = 3
+    layer.padding_idx = -47
+    with pytest.raises(TypeError, match="padding_idx must be an int, got True"):
+        layer.padding_idx = True
     for changed in (4, None):
         with pytest.raises(AttributeError, match=f"padding_idx of TTEmbedding is 3 and cannot be changed to {changed}"):
             layer.padding_idx = changed
@@ -397,6 +415,8 @@ def test_what_is_settled_at_birth_is_not_changed_later():
         layer.max_norm = 1.0
     with pytest.raises(ValueError, match="sparse=True is not supported"):
         layer.sparse = True
+    with pytest.raises(ValueError, match="padding_idx=50 is not a row of a table of 50"):
+        layer.padding_idx = 50
     assert (layer.padding_idx, layer.max_norm, layer.sparse) == (3, None, False)
 
 

@@ -119,6 +119,7 @@ def test_targets_of_many_examples_are_checked():
     h, target = torch.randn(4, COLS), torch.tensor([1, 7, 8, -100])
     for transformed in (
         lambda: vmap(lambda h, y: head.loss(h[None], y[None]))(h, target),
+        lambda: vmap(head.loss)(h.view(2, 2, COLS), target.view(2, 2)),
         lambda: grad(lambda h: head.loss(h, target))(h),
     ):
         with pytest.raises(IndexError, match="target 8 is out of range for 8 classes"):

@@ -8,7 +8,7 @@ on is settled here.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -208,8 +208,8 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        index, *constants = ctx.saved_tensors
+    def backward(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
+        index, *constants = saved
         coded = replace(ctx.coded, **dict(zip(ctx.coded.constants, constants, strict=True)))
         return None, None, coded.gradient(index, grad)
 

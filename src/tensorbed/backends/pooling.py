@@ -52,17 +52,25 @@ def _checked_bounds(bounds: Tensor, indices: int, world: World) -> Tensor:
         checked: Tensor = _check_bounds_op(bounds, indices)
         return checked
     if world is World.TRANSFORMED:
-        for example in of_all_examples(bounds).reshape(-1, bounds.shape[0]):
-            _check_bounds(example, indices)
+        examples = of_all_examples(bounds).reshape(-1, bounds.shape[0])
+        if not reads_values(bounds.device):
+            _check_bounds(examples, indices)
+        elif (wrong := examples[~_are_bounds(examples, indices)]).shape[0]:
+            _check_bounds(wrong[0], indices)
         return bounds
     return _check_bounds(bounds, indices)
 
 
+def _are_bounds(bounds: Tensor, indices: int) -> Tensor:  # (*examples, bags + 1) -> (*examples)
+    first, last = bounds[..., 0], bounds[..., -1]
+    begins = first == 0 if bounds.shape[-1] > 1 else first <= indices
+    return begins & (bounds.diff() >= 0).all(-1) & (last <= indices)
+
+
 def _check_bounds(bounds: Tensor, indices: int) -> Tensor:
     if not reads_values(bounds.device):
-        begins = (bounds[0] == 0) | ((bounds[0] <= indices) if bounds.shape[0] == 1 else False)
         told = f"offsets must begin at 0, must not fall and must stay within the {indices} indices."
-        torch._assert_async(begins & (bounds.diff() >= 0).all() & (bounds[-1] <= indices), told)
+        torch._assert_async(_are_bounds(bounds, indices).all(), told)
         return bounds
     first, last, falls = int(bounds[0]), int(bounds[-1]), bool((bounds.diff() < 0).any())
     if first != 0 and (bounds.shape[0] > 1 or first > indices):

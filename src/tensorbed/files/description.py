@@ -96,7 +96,7 @@ def take_options(layer: StructuredTable, other: StructuredTable) -> None:
     kind = kind_of(other)
     assert kind is not None
     for name in {*_OPTIONS[kind], _OPTIONAL} - {"bias"}:
-        setattr(layer, name, getattr(other, name))
+        vars(layer)[name] = getattr(other, name)  # past what is settled at birth: the padding row was copied along
 
 
 def checked(version: Any, layers: Any, place: str) -> dict[str, dict[str, Any]]:

@@ -60,8 +60,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
     while True:
         if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             module = module.module
-        elif isinstance(inner := module._modules.get("_orig_mod"), nn.Module):
-            module = inner
+        elif [name for name, _ in module.named_children()] == ["_orig_mod"]:
+            module = module.get_submodule("_orig_mod")
         else:
             return module
 
@@ -199,6 +199,7 @@ def load(path: str | os.PathLike[str], into: nn.Module | None = None) -> nn.Modu
             return contents.layers[""]
         model = unwrapped(into)
         _check_model(model, contents)
+        _check_reducers(into, model, contents)
         _fill_model(model, contents, contents.read(file))
         return into
 
@@ -280,6 +281,17 @@ def _check_place(name: str, old: nn.Module, layer: StructuredTable, path: Path) 
     if biased[0] != biased[1]:
         there, here = ("a bias" if one else "none" for one in biased)
         raise ValueError(f"{path} is of another model: {name} has {there} there, and here {here}.")
+
+
+def _check_reducers(into: nn.Module, model: nn.Module, contents: Contents) -> None:
+    """What averages gradients over processes goes on with the Parameters that it found."""
+    places = dict(model.named_modules(remove_duplicate=False))
+    replaced = [name for name, layer in contents.layers.items() if not _is_like(places[name], layer)]
+    if replaced and any(isinstance(each, nn.parallel.DistributedDataParallel) for each in into.modules()):
+        raise ValueError(
+            f"{', '.join(replaced)} would be replaced below a DistributedDataParallel, which would not average the new "
+            "layers' gradients; load into the model first, and wrap it then."
+        )
 
 
 def _fill_model(model: nn.Module, contents: Contents, state: Mapping[str, Tensor]) -> None:

@@ -199,13 +199,19 @@ class StructuredTable(nn.Module):
         return 0.3
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name in _SETTLED and name in self.__dict__ and value != self.__dict__[name]:
-            check_options(**{name: value})  # what is refused at birth says why
+        if name in _SETTLED and name in self.__dict__:
+            self._check_settled(name, value)
+        else:
+            super().__setattr__(name, value)
+
+    def _check_settled(self, name: str, value: Any) -> None:
+        """It is what it was, or refused."""
+        check_options(**{name: value})  # what is refused at birth says why
+        if name == "padding_idx" and wrapped_padding_idx(value, self.structure.rows) != self.padding_idx:
             raise AttributeError(
-                f"{name} of {type(self).__name__} is {self.__dict__[name]} and cannot be changed to {value!r}: its row "
-                f"is stored beside the table. Make the layer anew with {name}={value!r}."
+                f"padding_idx of {type(self).__name__} is {self.padding_idx} and cannot be changed to {value!r}: a "
+                f"padding row is stored beside the table. Make the layer anew with padding_idx={value!r}."
             )
-        super().__setattr__(name, value)
 
     @property
     def weight(self) -> Tensor:

@@ -69,7 +69,7 @@ def check_targets(target: Tensor, classes: int, ignore_index: int | None, impl: 
     if ignore_index is not None:
         bad &= target != ignore_index
     if bool(bad.any()):
-        first = int(target[bad.nonzero()[0, 0]])
+        first = int(target[bad][0])
         ignored = "" if ignore_index is None else f", or ignore_index={ignore_index}"
         raise IndexError(f"target {first} is out of range for {classes} classes (valid: 0 to {classes - 1}{ignored}).")
 

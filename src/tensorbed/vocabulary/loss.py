@@ -273,8 +273,8 @@ class _Computed(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        lse, target, class_weight, padding_row, *inputs = ctx.saved_tensors
+    def backward(ctx: Any, saved: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
+        lse, target, class_weight, padding_row, *inputs = saved
         # Scaled where they are, those of a dense table are as large as it; if asked for again, they are made again.
         grads, ctx.grads = ctx.grads, None
         if grads is None:

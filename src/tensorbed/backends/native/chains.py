@@ -194,8 +194,8 @@ class _Compute(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        call, tensors = ctx.call, ctx.saved_tensors
+    def backward(ctx: Any, tensors: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
+        call = ctx.call
         weights = any(ctx.needs_input_grad[2 + len(call.shapes) :])
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             ctx.call = None  # a loss that is kept should not keep the plan and the left products

@@ -61,8 +61,8 @@ class _SharedRows(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        return None, None, *ctx.batch.gradients(ctx.saved_tensors, grad)
+    def backward(ctx: Any, cores: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
+        return None, None, *ctx.batch.gradients(cores, grad)
 
 
 class Bucket(NamedTuple):

@@ -330,10 +330,9 @@ class _Compute(torch.autograd.Function):
 
     @staticmethod
     @differentiable_once
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        call, tensors = ctx.call, ctx.saved_tensors
+    def backward(ctx: Any, tensors: Sequence[Tensor], grad: Tensor) -> tuple[Tensor | None, ...]:
         needed = any(ctx.needs_input_grad[3 + ctx.cores :])
-        of_cores, of_weights = call.backward(tensors[: ctx.cores], grad, needed)
+        of_cores, of_weights = ctx.call.backward(tensors[: ctx.cores], grad, needed)
         return None, None, None, *of_cores, *(of_weights or [None] * (len(tensors) - ctx.cores))
 
 

@@ -217,7 +217,7 @@ class _Loss(torch.autograd.Function):
 
 
 @differentiable_once
-def _pulled_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+def _pulled_back(ctx: Any, _: Sequence[Tensor], grad: Tensor) -> tuple[Any, ...]:
     gradients: tuple[Any, ...] = ctx.differentiated(grad)
     return gradients
 
