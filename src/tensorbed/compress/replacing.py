@@ -102,13 +102,12 @@ def _check(model: nn.Module, format: Formats, fit: bool) -> None:
         raise TypeError(f"compress_ takes a model, got {type(model).__name__}.")
     if isinstance(model, (nn.Embedding, nn.EmbeddingBag, StructuredTable)) or type(model) is nn.Linear:
         raise TypeError(f"a {type(model).__name__} cannot be replaced in itself; use tb.Embedding.from_pretrained.")
-    if format is None:
-        require_format(format)
-    for one in format.values() if isinstance(format, Mapping) else [format]:
-        if one is not None:
-            require_format(one)
-            if fit and not one.can_fit:
-                raise one.no_fit()
+    # By name, None leaves a table dense.
+    formats = [one for one in format.values() if one is not None] if isinstance(format, Mapping) else [format]
+    for one in formats:
+        require_format(one)
+        if fit and not one.can_fit:
+            raise one.no_fit()
 
 
 def _sizes(model: nn.Module) -> tuple[int, int]:
