@@ -20,7 +20,7 @@ from experiments.__main__ import app
 from experiments.lab import records
 from experiments.lab.errors import ExperimentError
 from experiments.lab.records import append, read
-from experiments.lab.report.plots import draw_curve, looks
+from experiments.lab.report.plots import draw_curve, looks, ticks
 from experiments.lab.report.summary import summarise as summarised
 from experiments.lab.report.tables import curves, findings, findings_beside, how_to_read, pace, row_names, tables_report
 from experiments.lab.rows import Bench, configured
@@ -171,6 +171,13 @@ def test_the_picture_of_curves_marks_where_seeds_stopped():
         pace(summary, "tensor_train", entries)
         == "the tensor trains are at their best after 3 epochs, the full table after 1 epoch."
     )
+
+
+@pytest.mark.parametrize(
+    ("sizes", "places"), [((60, 1_500), [100, 300, 1000]), ((15, 60), [20, 30, 50]), ((18, 47), [20, 25, 30, 40])]
+)
+def test_the_scale_of_sizes_has_three_numbers_at_least_however_few_sizes_there_are(sizes, places):
+    assert ticks(*sizes) == places
 
 
 def test_pictures_of_rows_that_were_trained_once_say_nothing_of_seeds():

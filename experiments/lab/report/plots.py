@@ -16,9 +16,9 @@ from experiments.lab.report.summary import Point
 from pages import COLOURS, MARKERS, PLAIN, SIZE, STYLE, svg
 
 LINES = ("-", "--", ":", "-.")
-TICKS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000)
+TICKS = ((1, 3), (1, 2, 3, 5), (1, 1.5, 2, 2.5, 3, 4, 5, 7))  # in a decade, the sparser ones where sizes span many
 # Names of points stand away from their marks, each series' to a side of its own: those of about one size do not meet.
-SIDES = ((5, 5, "left"), (5, -13, "left"), (-5, -13, "right"))
+SIDES = ((5, 5, "left"), (5, -13, "left"), (-5, -13, "right"), (-5, 5, "right"))
 NAMED = 6  # of more series names lie on each other; the legend and the table tell them
 
 
@@ -55,7 +55,7 @@ def size_picture(name: str, metric: Metric, split: str, full: Series, series: Se
         legend = 0.7 + 0.1 * max(0, len(series) - 6) if columns == 2 else 0.22 * (len(series) + 1)
         figure = Figure(figsize=(SIZE[0], SIZE[1] + legend), layout="constrained")
         axes = figure.add_subplot()
-        axes.margins(x=0.12)
+        axes.margins(x=0.25, y=0.1)  # names of points stay inside
         if full.points:
             draw_full(axes, full)
         for one in series:
@@ -64,13 +64,24 @@ def size_picture(name: str, metric: Metric, split: str, full: Series, series: Se
             hollow: dict[str, Any] = {"markerfacecolor": "none", "color": matplotlib.rcParams["text.color"]}
             axes.plot([], [], "o", **hollow, label="the paper's rows")
         axes.set(xscale="log", xlabel="times smaller than the full table", ylabel=f"{split} {metric.name}")
-        axes.xaxis.set_major_locator(FixedLocator(TICKS))
+        axes.xaxis.set_major_locator(FixedLocator(ticks(*axes.get_xlim())))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(PLAIN)
         if metric.log:
             log_axis(axes)
         figure.legend(loc="outside lower center", ncols=columns)
         return svg(figure, name)
+
+
+def ticks(smallest: float, largest: float) -> list[float]:
+    """Of a scale of sizes: three of them at least, unless the sizes are almost equal."""
+    within: list[float] = []
+    for of_decade in TICKS:
+        places = [part * 10**decade for decade in range(5) for part in of_decade]
+        within = [place for place in places if smallest <= place <= largest]
+        if len(within) >= 3:
+            break
+    return within
 
 
 def draw_full(axes: Any, full: Series) -> None:
@@ -112,7 +123,7 @@ def curve_picture(name: str, metric: Metric, stage: str, series: Sequence[Series
         axes.set(xlabel=stage, ylabel=f"validation {metric.name}", ylim=(min(values) - room, max(values) + room))
         last = max(one.stages[-1] for one in others)
         axes.set_xlim(*((0.8, last + 0.2) if stage == "epoch" else (0, 1.03 * last)))
-        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if metric.log:
             axes.set_ylim(0.9 * min(values), 1.1 * max(values))
             log_axis(axes)
