@@ -251,7 +251,7 @@ def test_another_model_is_refused_and_left_alone(tmp_path):
         assert all(torch.equal(before[name], t) for name, t in other.state_dict().items())
     layer = tmp_path / "layer"
     tb.save(tb.TTEmbedding(300, 12, 3), layer)
-    with pytest.raises(ValueError, match="by itself"):
+    with pytest.raises(ValueError, match="is one layer, and not of a model"):
         tb.load(layer, into=Model())
 
 

@@ -207,7 +207,7 @@ def differentiable_once(backward: Callable[..., tuple[Any, ...]]) -> Callable[..
         if not torch.is_grad_enabled():
             return made
         sources = [t for t in (*grads, *saved) if isinstance(t, Tensor) and t.requires_grad]
-        return tuple(_refused(g, sources) if isinstance(g, Tensor) else g for g in made)
+        return tuple(differentiated_once(g, sources) if isinstance(g, Tensor) else g for g in made)
 
     return wrapped
 
@@ -227,11 +227,14 @@ class _Refused(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError('no second derivative is computed this way; use impl="reference" for create_graph=True.')
+        raise RuntimeError(
+            'no second derivative is computed this way; use impl="reference" for create_graph=True, and where '
+            "loss_without_logits is on, loss_without_logits(model, on=False)."
+        )
 
 
-def _refused(gradient: Tensor, sources: Sequence[Tensor]) -> Tensor:
-    """The gradient, which is in the graph even where no source is known."""
+def differentiated_once(gradient: Tensor, sources: Sequence[Tensor]) -> Tensor:
+    """The gradient, which refuses to be differentiated; it is in the graph even where no source is known."""
     known = sources or [torch.empty(0, requires_grad=True)]
     refused: Tensor = _Refused.apply(gradient.detach(), *known)  # type: ignore[no-untyped-call]
     return refused

@@ -115,7 +115,8 @@ def check_table(table: Tensor) -> Tensor:
     if not isinstance(table, Tensor):
         raise TypeError(f"the table must be a tensor, got {type(table).__name__}; use torch.as_tensor(...).")
     if table.is_meta:
-        raise TypeError("the table is on the meta device and has no values to fit; load them first, or use fit=False.")
+        told = "load them first, or have compress_ draw new ones with fit=False"
+        raise TypeError(f"the table is on the meta device and has no values to fit; {told}.")
     if table.layout != torch.strided:
         raise TypeError(f"the table must be an ordinary tensor, got one of layout {table.layout}; use .to_dense().")
     if table.dim() != 2 or table.numel() == 0:

@@ -527,8 +527,11 @@ def test_a_second_derivative_is_refused_by_name():
     head = loss_without_logits(head_of(tb.TensorTrain(rank=4), torch.float32).train())
     logits = head(torch.randn(2, 5, FEATURES, requires_grad=True))
     (grad,) = torch.autograd.grad(entropy(logits), logits, create_graph=True)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        grad.square().sum().backward()
+    with pytest.raises(RuntimeError, match=r"no second derivative.*loss_without_logits.model, on=False"):
+        grad.square().sum().backward(retain_graph=True)
+    for param in head.parameters():  # another way from the penalty to the parameters is not taken for the whole
+        with pytest.raises(RuntimeError, match="no second derivative"):
+            torch.autograd.grad(grad.square().sum() + param.square().sum(), param, retain_graph=True)
 
 
 def test_a_reference_head_has_second_derivatives():

@@ -409,7 +409,7 @@ def test_what_is_settled_at_birth_is_not_changed_later():
     for changed in (4, None):
         with pytest.raises(AttributeError, match=f"padding_idx of TTEmbedding is 3 and cannot be changed to {changed}"):
             layer.padding_idx = changed
-    with pytest.raises(AttributeError, match="Make the layer anew with padding_idx=0"):
+    with pytest.raises(AttributeError, match="cannot be changed to 0: it is settled when"):
         tb.TTEmbeddingBag(50, 8, 2).padding_idx = 0
     with pytest.raises(ValueError, match=r"max_norm=1\.0 is not supported"):
         layer.max_norm = 1.0

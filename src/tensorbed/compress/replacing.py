@@ -11,7 +11,7 @@ from tensorbed.adapters import check_layers, tell
 from tensorbed.checks import naming, require_bool
 from tensorbed.compress.finding import MIN_ROWS, Formats, Weight, found_tables, is_scaled
 from tensorbed.compress.report import Entry, Report
-from tensorbed.files.description import put
+from tensorbed.files.description import check_reducers, put
 from tensorbed.nn.embedding import Embedding, EmbeddingBag, ScaledEmbedding
 from tensorbed.nn.head import Head, scoring_std
 from tensorbed.nn.options import Deviation, check_options
@@ -80,6 +80,7 @@ def compress_(
         raise ValueError("calibrate is a function that runs the model, for fit=True; leave it out else.")
     before = _sizes(model)
     weights, left = found_tables(model, format, min_rows, skip, include_heads, tied)
+    check_reducers(model, {name: module for weight in weights for name, module in weight.places.items()})
     uses: Mapping[str, Use] = {}
     if calibrate is not None:
         uses = _recorded(model, {name: one for weight in weights for name, one in weight.places.items()}, calibrate)

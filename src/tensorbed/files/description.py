@@ -159,6 +159,21 @@ def _check_options(kind: type[StructuredTable], options: Mapping[str, Any]) -> N
         check_score_impl(options["impl"])
 
 
+def check_reducers(model: nn.Module, replaced: Mapping[str, nn.Module]) -> None:
+    """What averages gradients over processes goes on with the Parameters that it found."""
+    reduced = {
+        part
+        for each in model.modules()
+        if isinstance(each, nn.parallel.DistributedDataParallel)
+        for part in each.modules()
+    }
+    if names := [name for name, module in replaced.items() if module in reduced]:
+        raise ValueError(
+            f"{', '.join(names)} would be replaced below a DistributedDataParallel, which would not average the new "
+            "layers' gradients; do this to the model that is in it, its .module, and wrap it then."
+        )
+
+
 def put(model: nn.Module, layers: Mapping[str, nn.Module]) -> None:
     """Set modules by their full names, all or, where the model refuses one, none."""
     before = {name: model.get_submodule(name) for name in layers}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from tensorbed.adapters import check_layers, tell
-from tensorbed.files.description import VERSION, descriptions, put, tables, take_options
+from tensorbed.files.description import VERSION, check_reducers, descriptions, put, tables, take_options
 from tensorbed.files.header import FORMAT, Checksums, Contents, differently_shared, inside, opened, understood
 from tensorbed.files.writing import write_tensors
 from tensorbed.nn.embedding import Embedding, EmbeddingBag
@@ -60,10 +60,16 @@ def unwrapped(module: nn.Module) -> nn.Module:
     while True:
         if isinstance(module, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             module = module.module
-        elif [name for name, _ in module.named_children()] == ["_orig_mod"]:
+        elif _is_compiled(module):
             module = module.get_submodule("_orig_mod")
         else:
             return module
+
+
+def _is_compiled(module: nn.Module) -> bool:
+    """What ``torch.compile`` makes of a module has that alone, and no tensors of its own."""
+    own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+    return not own and [name for name, _ in module.named_children()] == ["_orig_mod"]
 
 
 def _tensors_of(module: nn.Module) -> dict[str, Tensor]:
@@ -199,7 +205,9 @@ def load(path: str | os.PathLike[str], into: nn.Module | None = None) -> nn.Modu
             return contents.layers[""]
         model = unwrapped(into)
         _check_model(model, contents)
-        _check_reducers(into, model, contents)
+        places = dict(model.named_modules(remove_duplicate=False))
+        new = {name: places[name] for name, layer in contents.layers.items() if not _is_like(places[name], layer)}
+        check_reducers(into, new)
         _fill_model(model, contents, contents.read(file))
         return into
 
@@ -224,9 +232,10 @@ def _check_model(model: nn.Module, contents: Contents) -> None:
     """The model is of the file's class: the same tensors in the same places, shared by the same names."""
     layers, path = contents.layers, contents.path
     modules = dict(model.named_modules(remove_duplicate=False))
-    missing = [name for name in layers if name not in modules]
-    if missing or "" in layers:
-        raise ValueError(f"the model has no {', '.join(missing) or 'place for a layer that is a file by itself'}.")
+    if "" in layers:
+        raise ValueError(f"{path} is one layer, and not of a model: load(path) gives it; put it where it belongs.")
+    if missing := [name for name in layers if name not in modules]:
+        raise ValueError(f"the model has no {', '.join(missing)}.")
     kept = _kept_tensors(model, layers)
     new = {inside(n, k): t for n, one in layers.items() for k, t in one.state_dict(keep_vars=True).items()}
     expected = {name: tuple(tensor.shape) for name, tensor in {**kept, **new}.items()}
@@ -281,17 +290,6 @@ def _check_place(name: str, old: nn.Module, layer: StructuredTable, path: Path) 
     if biased[0] != biased[1]:
         there, here = ("a bias" if one else "none" for one in biased)
         raise ValueError(f"{path} is of another model: {name} has {there} there, and here {here}.")
-
-
-def _check_reducers(into: nn.Module, model: nn.Module, contents: Contents) -> None:
-    """What averages gradients over processes goes on with the Parameters that it found."""
-    places = dict(model.named_modules(remove_duplicate=False))
-    replaced = [name for name, layer in contents.layers.items() if not _is_like(places[name], layer)]
-    if replaced and any(isinstance(each, nn.parallel.DistributedDataParallel) for each in into.modules()):
-        raise ValueError(
-            f"{', '.join(replaced)} would be replaced below a DistributedDataParallel, which would not average the new "
-            "layers' gradients; load into the model first, and wrap it then."
-        )
 
 
 def _fill_model(model: nn.Module, contents: Contents, state: Mapping[str, Tensor]) -> None:

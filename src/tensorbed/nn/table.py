@@ -209,8 +209,8 @@ class StructuredTable(nn.Module):
         check_options(**{name: value})  # what is refused at birth says why
         if name == "padding_idx" and wrapped_padding_idx(value, self.structure.rows) != self.padding_idx:
             raise AttributeError(
-                f"padding_idx of {type(self).__name__} is {self.padding_idx} and cannot be changed to {value!r}: a "
-                f"padding row is stored beside the table. Make the layer anew with padding_idx={value!r}."
+                f"padding_idx of {type(self).__name__} is {self.padding_idx} and cannot be changed to {value!r}: it is "
+                "settled when a table is made. Set it on the dense layer before compressing it, or make this one anew."
             )
 
     @property

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tensorbed.backends import triton
 from tensorbed.backends.triton import serving
-from tensorbed.dispatch import World, of_all_examples, working_dtype
+from tensorbed.dispatch import World, differentiated_once, of_all_examples, working_dtype
 from tensorbed.structures import Structure
 from tensorbed.structures.registry import read, registered
 from tensorbed.vocabulary import sampling
@@ -196,6 +196,9 @@ def _backward(ctx: Any, grads: list[Tensor]) -> tuple[Any, ...]:
     tensors, made = rest[: ctx.tensors], rest[ctx.tensors :]
     if ctx.at_once:
         made = [one * grads[0] for one in made]
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            sources = [t for t in (x, class_weight, bias, *tensors) if t is not None and t.requires_grad]
+            made = [differentiated_once(one, sources) for one in made]
     else:
         made = _backward_op(grads[0], lse, x, target, class_weight, tensors, bias, padding_row, *ctx.said)
     needs = ctx.said[3]

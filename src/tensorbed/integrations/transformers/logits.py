@@ -189,6 +189,8 @@ class _Place(torch.autograd.Function):
     def forward(ctx: Any, like: Tensor, device: torch.device, differentiated: Any, *sources: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.differentiated, ctx.sources = differentiated, len(sources)
+        # The gradients depend on them; those of a view or a cast of logits do not, and would keep what it is of.
+        ctx.save_for_backward(*(source for source in sources if not isinstance(source, LazyLogits)))
         layout: Any = {"strides": like.stride(), "storage_offset": like.storage_offset(), "dtype": like.dtype}
         lazy: Tensor = Tensor._make_wrapper_subclass(LazyLogits, like.shape, device=device, **layout)
         return lazy
@@ -207,6 +209,7 @@ class _Loss(torch.autograd.Function):
     def forward(ctx: Any, loss: Tensor, logits: Tensor, call: _Call, differentiated: Any) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.call, ctx.differentiated = call, differentiated
+        ctx.save_for_backward(call.h, *call.parameters.values())  # which its gradient depends on
         return loss.clone()
 
     @staticmethod
