@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
 
 
 class ExperimentError(Exception):
@@ -30,3 +32,12 @@ def unknown(kind: str, given: str, known: Iterable[str], where: str = "") -> Exp
     near = difflib.get_close_matches(given.lower(), list(folded), n=1, cutoff=0.5)
     hint = f'did you mean "{folded[near[0]]}"? ' if near else ""
     return ExperimentError(f'{where}unknown {kind} "{given}": {hint}known: {", ".join(names)}.')
+
+
+def needed(module: str, what: str) -> Any:
+    """A module of a package that only some of the laboratory needs; an error says how to get what is missing."""
+    try:
+        return import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise ExperimentError(f"{what} needs the package {package}: pip install '.[experiments]'.") from None

@@ -23,14 +23,19 @@ def gzip_lines(path: Path) -> Iterator[tuple[int, str]]:
         with gzip.open(path, "rb") as file:
             # Line by line: a file that is decoded in blocks tells of a wrong byte before the lines above it are read.
             for line in file:
-                yield number + 1, line.decode("utf-8" if number else "utf-8-sig").replace("\r\n", "\n")
+                try:
+                    text = line.decode("utf-8" if number else "utf-8-sig")
+                except UnicodeDecodeError:
+                    while file.read(2**20):  # whether it is a damaged file is known at its end
+                        continue
+                    told = f"{path.name}, line {number + 1}: not UTF-8; convert the file, as iconv does."
+                    raise ExperimentError(told) from None
+                yield number + 1, text.replace("\r\n", "\n")
                 number += 1
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise ExperimentError(
             f"{path.name} is damaged or cut short after line {number}: {error}. Copy it anew."
         ) from None
-    except UnicodeDecodeError:
-        raise ExperimentError(f"{path.name}, line {number + 1}: not UTF-8; convert the file, as iconv does.") from None
     except OSError as error:
         raise ExperimentError(f"{path} cannot be read: {error.strerror}.") from None
 
@@ -39,7 +44,7 @@ def check_folder(folder: Path | None) -> None:
     """A folder that was given is there."""
     if folder is not None and not folder.is_dir():
         what = "this is a file, not a folder" if folder.exists() else "there is no such folder"
-        raise ExperimentError(f"--data {folder}: {what}; leave it out to take the public originals.")
+        raise ExperimentError(f"--data {folder}: {what}; leave it out for data that can be fetched.")
 
 
 def text_of(path: Path) -> str:

@@ -250,9 +250,12 @@ class Training:
 
     def restore(self, checkpoints: Checkpoints) -> None:
         content = checkpoints.load()
-        if content["data"] != self.data.sizes():
+        before, now = content["data"], self.data.sizes()
+        if before != now:
+            parts = [part for part in {**before, **now} if before.get(part) != now.get(part)]
+            told = "; ".join(f"{part} {before.get(part)}, now {now.get(part)}" for part in parts)
             raise ExperimentError(
-                f"{checkpoints.path} was made with other data: {content['data']}, now {self.data.sizes()}. "
+                f"{checkpoints.path} was made with other data: {told}. "
                 "Give the same --data, or begin anew with --restart."
             )
         if self.how.fsdp:

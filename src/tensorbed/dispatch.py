@@ -218,6 +218,14 @@ def _is_batched(grad: Tensor) -> bool:
     return functorch.is_functorch_wrapped_tensor(grad) or functorch.is_legacy_batchedtensor(grad)
 
 
+def no_second_derivative(ctx: Any, *grads: Any) -> Any:
+    """The backward pass of what has none, of an operator for instance that computes gradients."""
+    raise RuntimeError(
+        'no second derivative is computed this way; use impl="reference" for create_graph=True, and where '
+        "loss_without_logits is on, loss_without_logits(model, on=False)."
+    )
+
+
 class _Refused(torch.autograd.Function):
     """A gradient that depends on the sources, in a way that is not known."""
 
@@ -225,12 +233,7 @@ class _Refused(torch.autograd.Function):
     def forward(ctx: Any, gradient: Tensor, *sources: Tensor) -> Tensor:
         return gradient.clone()  # a view could not be written to in place
 
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError(
-            'no second derivative is computed this way; use impl="reference" for create_graph=True, and where '
-            "loss_without_logits is on, loss_without_logits(model, on=False)."
-        )
+    backward = staticmethod(no_second_derivative)
 
 
 def differentiated_once(gradient: Tensor, sources: Sequence[Tensor]) -> Tensor:

@@ -84,6 +84,18 @@ def test_blank_lines_and_byte_order_marks_are_passed_over(data):
     assert len(texts(load(SST, data), "test")) == 2
 
 
+def test_a_byte_that_is_wrong_for_damage_is_told_from_one_that_is_not(data):
+    path = data / "sst5" / "train.txt.gz"
+    packed = bytearray(gzip.compress(b"\xff" * 10, compresslevel=0))
+    path.write_bytes(packed)
+    with pytest.raises(ExperimentError, match=r"train.txt.gz, line 1: not UTF-8; convert"):
+        load(SST, data)
+    packed[-12] ^= 1  # among the ten
+    path.write_bytes(packed)
+    with pytest.raises(ExperimentError, match=r"train.txt.gz is damaged or cut short after line 0.*Copy it anew"):
+        load(SST, data)
+
+
 def test_a_truncated_file_is_refused(data):
     path = data / "sst5" / "train.txt.gz"
     path.write_bytes(path.read_bytes()[:-20])

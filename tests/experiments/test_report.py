@@ -101,8 +101,8 @@ def test_rows_of_about_one_size_are_put_in_order(monkeypatch):
         if "about" in sentence
     ]
     assert orders == [
-        "SST-5: about 90 times smaller, TT2 has the best test accuracy, 0.450, before TR1 (2.0 points below it) and "
-        "TT1 (4.0 points below it)."
+        "SST-5: about 90 times smaller, TT2 has the best test accuracy, 0.450 (1 seed), before TR1 (2.0 points below "
+        "it, 1 seed) and TT1 (4.0 points below it, 2 seeds)."
     ]
 
 

@@ -150,9 +150,14 @@ def test_a_trained_model_is_kept_on_request_and_belongs_to_its_task(started, tmp
     TASK.model(settings, lanes).load_state_dict(tensors)
     with pytest.raises(ExperimentError, match=r"model.pt is a model of the task source_code, not of other"):
         trained(path, "other", TASK.settings)
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ExperimentError, match=r"model.pt is damaged: .*--keep-model"):
-        trained(path, TASK.name, TASK.settings)
+    whole = path.read_bytes()
+    changed = bytearray(whole)
+    largest = max(tensors.values(), key=lambda tensor: tensor.numel())
+    changed[whole.index(largest.numpy().tobytes())] ^= 1  # which torch itself does not see
+    for damaged in (changed, whole[:100]):
+        path.write_bytes(damaged)
+        with pytest.raises(ExperimentError, match=r"model.pt is damaged: .*--keep-model"):
+            trained(path, TASK.name, TASK.settings)
     with pytest.raises(ExperimentError, match=r"there is no .*model.pt; a run with --keep-model leaves one"):
         trained(tmp_path, TASK.name, TASK.settings)
 

@@ -8,7 +8,7 @@ pytest.importorskip("accelerate")
 pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
 
-from translators import FULL, SOURCE, TARGET, TASK, TRAIN, model_of
+from translators import FULL, SOURCE, TARGET, TASK, TRAIN, model_of, settings
 
 from experiments.lab.errors import ExperimentError
 from experiments.lab.report.summary import summarise
@@ -176,3 +176,18 @@ def test_rows_of_the_papers_size_stand_beside_the_papers_figures(tmp_path):
     lines[1]["test_BLEU"] = None
     with pytest.raises(ExperimentError, match=r"wmt14 TT1 seed 0\): test_BLEU missing or wrong"):
         summarise(bench, lines)
+
+
+def test_a_run_has_its_epochs_of_batches_and_decays_weights_of_the_body_alone(multi30k):
+    row = settings(steps=None, epochs=3)
+    data = TASK.load(row, multi30k)
+    batches = TASK.batches(row, data)
+    assert batches.ends[-1] == 3 * len(data.splits["train"].batches(row.batch))
+    model = TASK.model(settings(**TRAIN), data)
+    decayed, kept = TASK.parameters(row, model)
+    assert "weight_decay" not in decayed
+    assert kept["weight_decay"] == 0
+    names = {id(param): name for name, param in model.named_parameters()}
+    assert {names[id(param)].rpartition(".")[2] for param in decayed["params"]} == {"weight"}
+    assert not any("norm" in names[id(param)] or "core" in names[id(param)] for param in decayed["params"])
+    assert len(decayed["params"]) + len(kept["params"]) == len(names)

@@ -148,6 +148,11 @@ def test_cleaning_compares_sentences_without_their_ends():
             lambda lines: [tiny.LONG.encode(), *lines[1:]],
             r"val, line 1, de: .* the model has 40",
         ),
+        (
+            "train.de",
+            lambda lines: [*lines[:2], b"x" * 1_001, *lines[3:]],
+            r"train, line 3, de: a word of more than 1,000 l",
+        ),
         ("train.en", lambda lines: [], r"train.en.gz has 0 lines, train.de.gz has 60"),
     ],
 )
@@ -169,9 +174,11 @@ def test_missing_data_and_packages_are_named(multi30k, monkeypatch):
         load(settings(), None)
     with pytest.raises(ExperimentError, match=r"wmt14.train.en.gz does not exist"):
         load(settings("wmt14"), multi30k)
-    monkeypatch.setitem(sys.modules, "sacrebleu.metrics", None)
-    with pytest.raises(ExperimentError, match=r"BLEU needs the package sacrebleu: pip install '.\[experiments\]'"):
-        TASK.load(settings(), multi30k)
+    for package, module in {"tokenizers": "", "transformers": "", "sacrebleu": ".metrics"}.items():
+        with monkeypatch.context() as without:
+            without.setitem(sys.modules, package + module, None)
+            with pytest.raises(ExperimentError, match=rf"needs the package {package}: pip install '.\[experiments\]'"):
+                TASK.load(settings(), multi30k)
 
 
 def some_pairs(count=1000):

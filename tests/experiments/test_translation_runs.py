@@ -116,8 +116,9 @@ def trained_model(how):
     return record, how().out / "translation" / f"multi30k-{row.row}-0"
 
 
-def test_a_run_learns_tells_and_leaves_a_model_that_translates(trained_model, monkeypatch):
+def test_a_run_learns_tells_and_leaves_a_model_that_translates(capsys, trained_model, monkeypatch):
     record, folder = trained_model
+    assert f"BLEU is that of SacreBLEU, {signature()}" in capsys.readouterr().out
     json.dumps(record)
     assert record["val_loss"] < math.log(280) / 3  # of the tokens alone
     assert record["signature"] == signature()
@@ -153,6 +154,10 @@ def test_a_run_learns_tells_and_leaves_a_model_that_translates(trained_model, mo
     assert "standard input, line 2: not UTF-8" in str(translate(b"a\n\xff\n").exception)
     assert "standard input, line 2: a sentence of" in str(translate("a\n" + tiny.LONG).exception)
 
+    with monkeypatch.context() as closed:
+        closed.setattr("sys.stdin", None)
+        with pytest.raises(ExperimentError, match="standard input is closed"):
+            commands.translate(folder)
     content = torch.load(folder / "model.pt", weights_only=True)
     content["best"]["tokenizer"] = tensor_of(trained_tokenizer(["a dog"], 257))
     torch.save(content, folder / "model.pt")
@@ -274,7 +279,7 @@ def test_a_killed_run_goes_on_bit_for_bit_and_only_with_its_own_vocabulary(how, 
         train(row, how(checkpoint_steps=1))
     untouched = (multi30k / "multi30k" / "train.en.gz").read_bytes()
     tiny.change_lines(multi30k / "multi30k" / "train.en.gz", lambda lines: [line + b" zebra" for line in lines])
-    with pytest.raises(ExperimentError, match=r"was made with other data: .*'vocabulary': \[280, .* now "):
+    with pytest.raises(ExperimentError, match=r"was made with other data: train .*; vocabulary \[280, \d+\], now \["):
         train(row, how(resume=True))
     (multi30k / "multi30k" / "train.en.gz").write_bytes(untouched)
     assert figures(train(row, how(resume=True))) == whole

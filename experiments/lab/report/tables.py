@@ -220,10 +220,11 @@ def order_at_each_size(summary: Summary, smaller: Sequence[Entry]) -> list[str]:
         rows = [entry for entry in smaller if is_about(entry, size)]
         if len(rows) > 1:
             first, *others = sorted(rows, key=lambda entry: entry.mean, reverse=metric.higher)
-            behind = listed(f"{entry.row} ({metric.told(entry.mean, first.mean)} it)" for entry in others)
+            seeds = {entry.row: counted(len(entry.test), "seed") for entry in rows}
+            behind = listed(f"{e.row} ({metric.told(e.mean, first.mean)} it, {seeds[e.row]})" for e in others)
             said.append(
                 f"about {size:,} times smaller, {first.row} has the best {summary.bench.split} {metric.name}, "
-                f"{metric.written(first.mean)}, before {behind}."
+                f"{metric.written(first.mean)} ({seeds[first.row]}), before {behind}."
             )
     return said
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from experiments.lab.batches import Batch, Source
-from experiments.lab.errors import ExperimentError, unknown
+from experiments.lab.errors import ExperimentError, needed, unknown
 from experiments.lab.files import check_folder
 from experiments.lab.formats import stored
 from experiments.lab.metrics import Evaluation, Metric
@@ -100,11 +100,8 @@ class ClickThrough(Task):
 
 def area_under_curve(scores: Tensor, labels: Tensor) -> float:
     """Of the ROC, exact: how often a click has the higher score of two rows."""
-    try:
-        from torchmetrics.functional.classification import binary_auroc
-    except ImportError:
-        raise ExperimentError("AUC needs the package torchmetrics: pip install '.[experiments]'.") from None
-    return float(binary_auroc(scores.double().sigmoid(), labels.long()))
+    classification = needed("torchmetrics.functional.classification", "AUC")
+    return float(classification.binary_auroc(scores.double().sigmoid(), labels.long()))
 
 
 TASK = ClickThrough()

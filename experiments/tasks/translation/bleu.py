@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.lab.errors import ExperimentError
+from experiments.lab.errors import needed
 
 
 def metric() -> Any:
     """BLEU of a whole set, cased, with SacreBLEU's own tokens; an error where the package is missing."""
-    try:
-        from sacrebleu.metrics import BLEU
-    except ImportError:
-        raise ExperimentError("BLEU needs the package sacrebleu: pip install '.[experiments]'.") from None
-    return BLEU()
+    return needed("sacrebleu.metrics", "BLEU").BLEU()
 
 
 def bleu(translations: Sequence[str], references: Sequence[str]) -> float:

@@ -33,6 +33,9 @@ def translate(
 ) -> None:
     """Translate lines of English from standard input into lines of German."""
     settings, tokenizer, model = opened(checkpoint)
+    if sys.stdin is None:
+        raise ExperimentError("standard input is closed; give the lines there, as in translate ... < text.")
+    sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]  # as the lines are that it reads
     lines = list(standard_input(sys.stdin.buffer.read()))
     sources = Sentences.of(encoded(tokenizer, lines))
     check_positions(sources, settings.positions, range(1, len(lines) + 1), "standard input, line {}".format)

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from experiments.lab.batches import Batch, epoch_generator
 from experiments.lab.errors import ExperimentError, unknown
 from experiments.lab.files import check_folder, fetched, gzip_lines
+from experiments.lab.processes import first_process
 from experiments.tasks.translation.model import END, PAD, TranslationSettings
 from experiments.tasks.translation.tokens import encoded, trained_tokenizer
 
@@ -34,6 +36,7 @@ FILES = {
     "wmt14": {"train": "train", "validation": "val", "test": "test"},
 }
 ORIGINAL = "wmt/wmt14"
+_LONGEST_WORD = 1_000  # letters; to learn tokens from a word takes as long as the square of its length
 _DECODED = 65_536  # some 2 GB of caches at the paper's size
 Text = tuple[int, str, str]  # the number of its line, English, German
 
@@ -161,9 +164,12 @@ def load(settings: TranslationSettings, folder: Path | None) -> Corpus:
     if settings.dataset not in FILES:
         raise unknown("dataset", settings.dataset, FILES)
     check_folder(folder)
-    texts = {split: texts_of(settings, folder, split) for split in FILES[settings.dataset]}
-    tokenizer = trained_tokenizer([text for pair in texts["train"] for text in pair[1:]], settings.vocabulary)
-    return Corpus(tokenizer, {split: numbered(settings, tokenizer, split, pairs) for split, pairs in texts.items()})
+    with Console(stderr=True, quiet=not first_process()).status("reading texts") as status:
+        texts = {split: texts_of(settings, folder, split) for split in FILES[settings.dataset]}
+        status.update("learning tokens")
+        tokenizer = trained_tokenizer([text for pair in texts["train"] for text in pair[1:]], settings.vocabulary)
+        status.update("numbering tokens")
+        return Corpus(tokenizer, {split: numbered(settings, tokenizer, split, pairs) for split, pairs in texts.items()})
 
 
 def texts_of(settings: TranslationSettings, folder: Path | None, split: str) -> list[Text]:
@@ -177,15 +183,21 @@ def texts_of(settings: TranslationSettings, folder: Path | None, split: str) -> 
         pairs = parallel([folder / settings.dataset / f"{name}.{language}.gz" for language in LANGUAGES])
     stripped = [(number, english.strip(), german.strip()) for number, english, german in pairs]
     if split == "train" and settings.length_ratio is not None:
-        stripped = [pair for pair in stripped if all(pair)]
+        stripped = [pair for pair in stripped if all(pair) and not any(map(has_long_word, pair[1:]))]
     if not stripped:
         raise ExperimentError(f"{settings.dataset}: there are no pairs for {split} in {name}; copy its files anew.")
     for number, *sides in stripped:
         for language, text in zip(LANGUAGES, sides, strict=True):
-            if not text:
+            if not text or has_long_word(text):
+                what = f"a word of more than {_LONGEST_WORD:,} letters" if text else "an empty sentence"
                 where = place(settings, split, language, number)
-                raise ExperimentError(f"{where}: an empty sentence; remove the line on both sides.")
+                raise ExperimentError(f"{where}: {what}; remove the line on both sides.")
     return stripped[: settings.pairs]
+
+
+def has_long_word(text: str) -> bool:
+    """Whether it is no sentence, but letters without end."""
+    return len(text) > _LONGEST_WORD and max(map(len, text.split())) > _LONGEST_WORD
 
 
 def place(settings: TranslationSettings, split: str, language: str, number: int) -> str:

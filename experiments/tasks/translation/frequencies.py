@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 from torch import Tensor
 
 from experiments.lab.errors import ExperimentError
 from experiments.lab.files import check_folder
 from experiments.tasks.translation.commands import opened, precision_of
 from experiments.tasks.translation.data import numbered, texts_of
-from experiments.tasks.translation.model import PAD
+from experiments.tasks.translation.model import PAD, TranslationSettings, Translator
 
 
 def by_frequency(
@@ -26,18 +26,19 @@ def by_frequency(
 ) -> None:
     """Print the loss of trained models on validation, for frequent tokens and for rare ones."""
     check_folder(data)
-    shown = Table("tokens, by frequency", "share")
+    shown = Table(Column("tokens, by frequency", no_wrap=True), Column("share", no_wrap=True))
     columns: list[tuple[Tensor, Tensor]] = []
-    for path in checkpoint:
-        name, vocabulary, tokens, losses = token_losses(path, data)
+    models = [opened(path) for path in checkpoint]  # all, before the first is asked for its losses
+    for path, (settings, tokenizer, model) in zip(checkpoint, models, strict=True):
+        tokens, losses = token_losses(settings, tokenizer, model, data)
         if columns and not torch.equal(tokens, columns[0][0]):
             raise ExperimentError(
                 f"{path}: its tokens are not those of {checkpoint[0]}; compare models of one dataset and vocabulary."
             )
         columns.append((tokens, losses))
-        shown.add_column(name, justify="right")
+        shown.add_column(f"{settings.row}, seed {settings.seed}", justify="right")
     tokens = columns[0][0]
-    for first, end in ranges_of_tokens(vocabulary):
+    for first, end in ranges_of_tokens(tokenizer.get_vocab_size()):
         within = (tokens >= first) & (tokens < end)
         if within.any():
             means = [f"{losses[within].mean():.2f}" for _, losses in columns]
@@ -52,9 +53,10 @@ def ranges_of_tokens(tokens: int) -> list[tuple[int, int]]:
 
 
 @torch.no_grad()
-def token_losses(checkpoint: Path, data: Path | None) -> tuple[str, int, Tensor, Tensor]:
-    """Which model it is, how many tokens it knows, every one that it has to predict on validation, and their losses."""
-    settings, tokenizer, model = opened(checkpoint)
+def token_losses(
+    settings: TranslationSettings, tokenizer: Any, model: Translator, data: Path | None
+) -> tuple[Tensor, Tensor]:  # (predicted,), (predicted,)
+    """Every token that the model has to predict on validation, and their losses."""
     pairs = numbered(settings, tokenizer, "validation", texts_of(settings, data, "validation"))
     tokens, losses = [], []
     for numbers in track(pairs.batches(settings.batch), settings.row, console=Console(stderr=True), transient=True):
@@ -64,4 +66,4 @@ def token_losses(checkpoint: Path, data: Path | None) -> tuple[str, int, Tensor,
         known = batch["target"] != PAD
         tokens.append(batch["target"][known])
         losses.append(of_batch[known].float())
-    return f"{settings.row}, seed {settings.seed}", tokenizer.get_vocab_size(), torch.cat(tokens), torch.cat(losses)
+    return torch.cat(tokens), torch.cat(losses)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import tensorbed as tb
 from experiments.lab.dropout import dropout
-from experiments.lab.errors import ExperimentError
+from experiments.lab.errors import ExperimentError, needed
 from experiments.lab.settings import Settings, option
 
 END = 0  # of a sentence; the decoder starts with it, too
@@ -59,13 +59,12 @@ class Translator(nn.Module):
 
     def __init__(self, settings: TranslationSettings, vocabulary: int, tokenizer: str = "") -> None:
         super().__init__()
-        from transformers import MarianConfig, MarianMTModel  # slow to import, and of no use to most commands
-
+        marian = transformers()
         self.register_buffer("tokenizer", torch.tensor(list(tokenizer.encode()), dtype=torch.uint8))
         self.label_smoothing = settings.label_smoothing
         deviation = settings.dim**-0.5  # Glorot's, of a square matrix; the table is read times sqrt(dim)
         sides = ("encoder", "decoder")
-        config = MarianConfig(
+        config = marian.MarianConfig(
             vocab_size=vocabulary,
             d_model=settings.dim,
             **{f"{side}_layers": settings.layers for side in sides},
@@ -83,7 +82,7 @@ class Translator(nn.Module):
             # On a processor the backward of torch's fused attention takes a third of a step where sentences are short.
             attn_implementation="sdpa" if torch.accelerator.is_available() else "eager",
         )
-        self.marian = MarianMTModel(config)
+        self.marian = marian.MarianMTModel(config)
         self.ending = Ending()
         self.marian._check_early_stop_heuristic = self.ending
         scale_branches(self.marian, (2 * settings.layers) ** -0.5)
@@ -122,10 +121,8 @@ class Translator(nn.Module):
         least: without a length penalty a smoothed model finds an empty one likelier than a dozen tokens. The search may
         stop where a share of the sentences is ``left``: their rows are ``PAD``.
         """
-        from transformers import GenerationConfig
-
         words, known = without_padding(source)
-        config = GenerationConfig(
+        config = transformers().GenerationConfig(
             num_beams=beams,
             length_penalty=0.0 if beams > 1 else None,
             min_new_tokens=1,
@@ -140,6 +137,11 @@ class Translator(nn.Module):
         if self.ending.stopped is not None:
             written = written.masked_fill(self.ending.stopped, PAD)
         return written[:, 1:]  # without the start
+
+
+def transformers() -> Any:
+    """The package, which is slow to import and of no use to most commands."""
+    return needed("transformers", "translation")
 
 
 class Ending:

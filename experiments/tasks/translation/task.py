@@ -18,7 +18,7 @@ from experiments.tasks.translation import bleu
 from experiments.tasks.translation.commands import translate
 from experiments.tasks.translation.data import ByTokens, Corpus, decoded_at_once, load
 from experiments.tasks.translation.frequencies import by_frequency
-from experiments.tasks.translation.model import PAD, TranslationSettings, Translator
+from experiments.tasks.translation.model import PAD, TranslationSettings, Translator, transformers
 from experiments.tasks.translation.tokens import sentence
 
 if TYPE_CHECKING:
@@ -35,7 +35,8 @@ class Translation(Task):
     commands: ClassVar = {"translate": translate, "by-frequency": by_frequency}
 
     def load(self, settings: TranslationSettings, folder: Path | None) -> Corpus:
-        bleu.metric()  # before anything long is begun
+        for package in (bleu.metric, transformers):  # before anything long is begun
+            package()
         return load(settings, folder)
 
     def model(self, settings: TranslationSettings, data: Corpus) -> nn.Module:

@@ -12,29 +12,33 @@ from unicodedata import category
 from torch import Tensor
 
 from experiments.lab.checkpoints import ANEW
-from experiments.lab.errors import ExperimentError
+from experiments.lab.errors import ExperimentError, needed
 from experiments.tasks.translation.model import END
 
 _END_TOKEN = "end of sentence"  # with spaces, which no token of a text has
 _BLOCK = 10_000  # lines at a time: what a tokeniser tells of them is many times as large
 
 
+def package() -> Any:
+    """That of byte-pair encoding."""
+    return needed("tokenizers", "translation")
+
+
 def trained_tokenizer(texts: Sequence[str], vocabulary: int) -> Any:
     """Tokens numbered by how frequent they are in the texts, after the end of a sentence; every text can be written."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=vocabulary - 1, initial_alphabet=alphabet, show_progress=False)
+    bpe = package()
+    tokenizer = bpe.Tokenizer(bpe.models.BPE())
+    tokenizer.pre_tokenizer = bpe.pre_tokenizers.ByteLevel(add_prefix_space=True)
+    tokenizer.decoder = bpe.decoders.ByteLevel()
+    alphabet = bpe.pre_tokenizers.ByteLevel.alphabet()
+    trainer = bpe.trainers.BpeTrainer(vocab_size=vocabulary - 1, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(texts, trainer, length=len(texts))
     counts = Counter(number for line in encoded(tokenizer, texts) for number in line)
     told = json.loads(tokenizer.to_str())
     drawn = told["model"]["vocab"]
     ranked = sorted(drawn, key=lambda token: (-counts[drawn[token]], drawn[token]))
     told["model"]["vocab"] = {token: number for number, token in enumerate([_END_TOKEN, *ranked], END)}
-    return Tokenizer.from_str(json.dumps(told))
+    return bpe.Tokenizer.from_str(json.dumps(told))
 
 
 def encoded(tokenizer: Any, texts: Iterable[str]) -> Iterator[list[int]]:
@@ -61,11 +65,10 @@ def in_one_line(text: str) -> str:
 
 def tokenizer_of(tensors: dict[str, Tensor], where: object) -> tuple[Any, str]:
     """The tokeniser in a trained model, and its JSON; refused where the model's table has another vocabulary."""
-    from tokenizers import Tokenizer
-
+    bpe = package()
     try:
         written = bytes(tensors["tokenizer"].tolist()).decode()
-        tokenizer = Tokenizer.from_str(written)
+        tokenizer = bpe.Tokenizer.from_str(written)
     except Exception as error:  # tokenizers has no kind of its own
         raise ExperimentError(f"{where} has no tokeniser: {error}. {ANEW}") from None
     known, bias = tokenizer.get_vocab_size(), tensors.get("marian.final_logits_bias")

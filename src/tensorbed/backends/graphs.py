@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tensorbed.backends.chain import Chain, Cores
 from tensorbed.backends.pooling import pool_rows, with_padding
-from tensorbed.dispatch import Asked, World
+from tensorbed.dispatch import Asked, World, no_second_derivative
 
 
 class Work(Protocol):
@@ -81,6 +81,9 @@ def _empty_gradients(grad: Tensor, index: Tensor, cores: Cores, *told: Any) -> l
     _sizes, _backend, _bounds, weights, _mean, _skip = told
     tensors = cores if weights is None else [*cores, weights]
     return [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
+
+
+chain_backward_op.register_autograd(no_second_derivative)
 
 
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tensorbed.backends import triton
 from tensorbed.backends.triton import serving
-from tensorbed.dispatch import World, differentiated_once, of_all_examples, working_dtype
+from tensorbed.dispatch import World, differentiated_once, no_second_derivative, of_all_examples, working_dtype
 from tensorbed.structures import Structure
 from tensorbed.structures.registry import read, registered
 from tensorbed.vocabulary import sampling
@@ -181,6 +181,9 @@ def _backward_op(grad: Tensor, lse: Tensor | None, *given: Any) -> list[Tensor]:
 @_backward_op.register_fake
 def _(grad: Tensor, lse: Tensor | None, *given: Any) -> list[Tensor]:
     return _fake_gradients(given)
+
+
+_backward_op.register_autograd(no_second_derivative)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: list[Tensor]) -> None:

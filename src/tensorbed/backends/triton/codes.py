@@ -17,7 +17,7 @@ from tensorbed.backends.coded import Coded, Product, Quantized
 from tensorbed.backends.triton import launching
 from tensorbed.backends.triton.products import products_of, tiles_of
 from tensorbed.backends.triton.rounding import rounded
-from tensorbed.dispatch import full_precision, working_dtype
+from tensorbed.dispatch import full_precision, no_second_derivative, working_dtype
 from tensorbed.indexing import out_of_range
 
 
@@ -236,6 +236,9 @@ def _gradient_op(grad: Tensor, index: Tensor, *said: Any) -> Tensor:
 @_gradient_op.register_fake
 def _(grad: Tensor, index: Tensor, codes: Tensor, floats: Tensor, *_: Any) -> Tensor:
     return torch.empty_like(floats)
+
+
+_gradient_op.register_autograd(no_second_derivative)
 
 
 def _coded(codes: Tensor, floats: Tensor, steps: Tensor | None, cols: int, group: int, bits: int) -> Coded:
