@@ -48,7 +48,8 @@ def translate(
             typer.echo(german if line else "", file=sys.stdout)
     if lines:
         seconds = time.perf_counter() - begun
-        typer.echo(f"{len(lines):,} lines in {seconds:.1f} s, {len(lines) / seconds:,.1f} a second", err=True)
+        what = "line" if len(lines) == 1 else "lines"
+        typer.echo(f"{len(lines):,} {what} in {seconds:.1f} s, {len(lines) / seconds:,.1f} a second", err=True)
 
 
 def progress() -> Progress:
